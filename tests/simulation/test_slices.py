@@ -117,8 +117,8 @@ def test_no_request_is_lost_and_the_journal_replays(tmp_path, faults, policy):
 @pytest.mark.parametrize(
     ("blocks", "said"),
     [
-        ([{"mib": 41}], "the 41 MiB of function 'f', on devices of 40, have a block of 41"),
-        ([{"mib": 30, "count": 17}], "the 510 MiB of function 'f', on devices of 40, need more than 16 slices"),
+        ([{"mib": 41}], "the 41 MiB of function 'f', on devices of 40 MiB, have a block of 41 MiB"),
+        ([{"mib": 30, "count": 17}], "the 510 MiB of function 'f', on devices of 40 MiB, need more than 16 slices"),
     ],
 )
 def test_errors_name_what_cannot_be_cut(blocks, said):

@@ -89,7 +89,7 @@ class Access:
         self._reload()
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Return the caller of a request; raise UnauthorizedError, ForbiddenError, RateError or StoreError."""
+        """Return the caller; raise UnauthorizedError, ForbiddenError, CallerError, RateError or StoreError."""
         self._reload()
         if not self._required:
             if self._sites is not None:
@@ -106,7 +106,7 @@ class Access:
         return self._acting_for(grant, tenant_header.decode("latin-1"))
 
     def record(self, caller: Caller, method: str, path: str, client: str, status: int) -> None:
-        """Write the result of a call into the audit log, if it had a token."""
+        """Write the result of a request into the audit log, if it had a token."""
         if self._audit is None or caller.token is None or caller.tenant is None:
             return
         token, at = caller.token, time_text(clock.wall())

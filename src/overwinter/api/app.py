@@ -37,10 +37,10 @@ SWEEP_S = 0.25
 
 
 def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Drain) -> ASGIApp:
-    """Create the ASGI application over the node that `access` opens.
+    """Create the ASGI application over the node of `access`.
 
-    `limits` bounds each request, `budget` the memory of all. Once `drain` has begun, only requests that need no token
-    are accepted.
+    `limits` bounds each request, `budget` the memory of all. Once `drain` has begun, only requests for operations that
+    never need a token are accepted.
     """
     disk = Threads(DISK_THREADS, "api-disk")
     own_version = version("overwinter")

@@ -6,7 +6,7 @@ A request that its operation refuses has a record too. One that is refused befor
 
 A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write RECORDS_PER_S records
 per second, and its next record says how many were left out, so that one tenant cannot displace the records of others in
-less than half an hour.
+less than ten minutes.
 """
 
 import os

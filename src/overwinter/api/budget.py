@@ -114,7 +114,7 @@ class Budget:
                 self._grant(reservation.caller)
 
     def _grant(self, caller: str) -> None:
-        """Grant what the memory allows, after the share or the first reservation of this caller changed."""
+        """Grant what the memory allows, after this caller released memory or its first waiting reservation changed."""
         for queue in (self._little, self._large):
             if caller in queue.waiting:
                 queue.turns.setdefault(caller)

@@ -48,7 +48,7 @@ CHUNK_BYTES = 1 << 20
 ADDRESSES_MAX = 10_000
 """The most addresses of blocks in one query."""
 GRACE_S = 5.0
-"""How much longer than the request's own deadline the client waits, so that the node's refusal arrives."""
+"""How much longer than the request's own timeout the client waits, so that the node's refusal arrives."""
 T = TypeVar("T")
 
 HEAD_LENGTH = "inference-header-content-length"
@@ -56,7 +56,7 @@ TENANT = "overwinter-tenant"
 
 
 class RegisteredVersion(msgspec.Struct, frozen=True):
-    """The result of a deploy."""
+    """The registered version of a function or a pipeline."""
 
     name: str
     version: int
@@ -98,10 +98,10 @@ class Client:
         tenant: str = "default",
         token: str | None = None,
     ) -> None:
-        """`timeout_s` bounds each wait for the node; an `infer` with its own deadline waits for that instead. Functions
-        are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise ForbiddenError for functions
-        of another tenant. With a `token` the client acts for the token's tenant; with one of scope `admin`, for
-        `tenant`. Raises CallerError when the token cannot be sent.
+        """`timeout_s` bounds each wait for the node; an `infer` with its own timeout waits GRACE_S longer than that
+        instead. Functions are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise
+        ForbiddenError for functions of another tenant. With a `token` the client acts for the token's tenant; with one
+        of scope `admin`, for `tenant`. Raises CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
@@ -132,7 +132,7 @@ class Client:
     # General requests
 
     def live(self) -> bool:
-        """Whether the node reports itself live; raises MachineError if none answers."""
+        """Whether the node reports itself live; raises MachineError or DeadlineError if none answers."""
         return self._is_true("/v2/health/live")
 
     def ready(self, name: str | None = None, version: int | None = None) -> bool:
@@ -215,7 +215,7 @@ class Client:
         """Run a function, or a pipeline of them, on tensors, arrays, or (nested) lists, by name of input.
 
         Returns its outputs by name: NumPy arrays, or nested lists where NumPy is not installed. `timeout_s` is the
-        deadline of the request; the default is the function's.
+        timeout of the request; the default is the function's.
         """
         specs: dict[str, TensorSpec] = {}
 
@@ -356,7 +356,7 @@ def _encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int
     """The length of the JSON head, and the body: the head, then the bytes of all tensors."""
     parameters: dict[str, bool | int] = {"binary_data_output": True}
     if timeout_s is not None:
-        # The protocol counts microseconds, and 0 would mean no deadline.
+        # The protocol counts microseconds, and 0 would mean the function's timeout.
         parameters["timeout"] = max(1, round(timeout_s * 1e6))
     described = [
         {

@@ -3,8 +3,8 @@
 At the limit, a new connection is admitted only if another one can be closed for it. The first choice is a connection
 of the client with the most, if that client has more than the new one's: the one that has been without a request the
 longest, otherwise one on which the client is sending a request or reading an answer. The second choice is a stalled
-connection of the new one's client; an active one may have a request in transit. A connection whose request is being
-answered is never closed for another; `middleware.py` bounds the number of such requests.
+connection of the new one's client; an active one may have a request in transit. A connection that waits for the node's
+answer is never closed for another; `middleware.py` bounds the number of requests in progress.
 
 Near the limit, the answers to clients with many connections announce that the connection closes, so that the clients
 send no further request on it. The times of all connections are checked together and periodically: no request has a

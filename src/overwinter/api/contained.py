@@ -53,7 +53,7 @@ class DeployableModel(NamedTuple):
 
 
 class _Order(msgspec.Struct):
-    """What to open. `path`: a `.pt2` file or a directory of `transformers`, for which the others are."""
+    """What to open. `path`: a `.pt2` file, or a directory of `transformers`, for which `task` and `options` are."""
 
     path: str
     max_batch: int

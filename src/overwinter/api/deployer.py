@@ -39,12 +39,12 @@ MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 
 Sample = Mapping[str, Any] | tuple[SampleTensor, ...]
 """A request that a new function must answer: arrays, numbers or text by the input's name, or in a manifest's format."""
-Progress = Callable[[str, int, int], None]
+ReportBytes = Callable[[str, int, int], None]
 """Receives the name of the current step, the bytes done and the bytes in total."""
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """The result of a deploy: the version, the bytes of the function, and how many of them were new."""
+    """The result of a deploy: the version, the bytes of the function, and how many of them were sent."""
 
     name: str
     version: int
@@ -55,12 +55,12 @@ class Uploaded(msgspec.Struct, frozen=True):
 
 
 class Package(msgspec.Struct):
-    """A function ready to be sent: its manifest, and a function that produces each of its blobs."""
+    """A function ready to be sent: its manifest, and for each of its blobs a callable that returns the bytes."""
 
     manifest: Manifest
     contents: dict[Address, Callable[[], Buffer]]
 
-    def upload(self, client: Client, progress: Progress | None = None) -> Uploaded:
+    def upload(self, client: Client, progress: ReportBytes | None = None) -> Uploaded:
         """Send what the node lacks and register, for the function's tenant; raise the node's error if it refuses."""
         client = client.for_tenant(self.manifest.tenant)
         blobs = self.manifest.blobs()

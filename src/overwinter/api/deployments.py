@@ -59,8 +59,8 @@ a MiB takes the event loop 12 ms. The size is checked before decoding, because d
 name, even in a list that is too long.
 """
 HANDLER_BYTES_MAX = 256 << 10
-"""The most bytes of the names and addresses of a handler's files, more than a thousand. With 16,000 files, the check of
-their names keeps all other threads waiting for 60 ms.
+"""The most bytes of the names and addresses of a handler's files: enough for more than a thousand files. With 16,000
+files, the check of their names keeps all other threads waiting for 60 ms.
 """
 SAMPLES_BYTES_MAX = 2 * SAMPLE_BYTES_MAX
 """The most bytes of all samples as JSON, where their bytes are base64."""

@@ -5,15 +5,14 @@ from contextlib import suppress
 
 
 class Drain:
-    """Counts open requests, and records whether a drain has begun, during which `RequestMiddleware` refuses new ones.
-    Used on the event loop's thread only.
+    """Counts open requests, and records whether a drain has begun, during which `RequestMiddleware` refuses new ones,
+    except for operations that never need a token. Used on the event loop's thread only.
     """
 
     def __init__(self, longest_s: float) -> None:
         """`longest_s`: the maximum time for accepted requests."""
         self.longest_s = longest_s
         self.begun = False
-        """Whether new requests are refused."""
         self.in_progress = 0
         """The requests that are not answered yet."""
         self._over = asyncio.Event()

@@ -19,7 +19,7 @@ SLOW_MAX = 256
 
 # Two patterns, because the search for a fixed first letter is ten times faster.
 _EXPONENTS = (re.compile(rb"e[+-]?[0-9]{3}"), re.compile(rb"E[+-]?[0-9]{3}"))
-# The value of a key. With fewer than 100 digits and an exponent of two, a number is not slow.
+# The value of a key. A number with fewer than 100 digits and an exponent of at most two digits is not slow.
 _SLOW_VALUE = re.compile(rb":[ \t\r\n]*+-?(?:[0-9.]{100}|[0-9.]++[eE][+-]?[0-9]{3})")
 
 

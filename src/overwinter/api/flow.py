@@ -15,7 +15,7 @@ class Flow(FlowControl):
     is_parsing = False
     """Whether received bytes are still to be parsed."""
     is_pipelined = False
-    """Whether requests wait behind the one that is being answered. Nothing more is read then: it would be kept."""
+    """Whether requests wait behind the one that is being answered. Nothing is read then: it would be kept in memory."""
 
     def resume_reading(self) -> None:
         """Resume reading, now or as soon as all is parsed, unless requests wait."""

@@ -90,7 +90,7 @@ class RequestMiddleware:
 
     def _admit(self, scope: Scope, reservation: Reservation) -> bool:
         """Find the caller; return whether the request has taken a slot. Raises OverloadedError, UnauthorizedError,
-        ForbiddenError, RateError or StoreError if it is refused.
+        ForbiddenError, CallerError, RateError or StoreError if it is refused.
         """
         if scope["path"] in self._open_paths:
             scope[CALLER] = self._access.anonymous

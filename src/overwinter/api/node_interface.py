@@ -106,8 +106,8 @@ class Upload(Protocol):
         ...
 
     def commit(self, now: float, /) -> bool:
-        """Store the block; return False when the tenant had sent it before. Raises CallerError when the bytes do not
-        match the address. `now` is in seconds since 1970.
+        """Store the block; return whether it was missing to the tenant. Raises CallerError when the bytes do not match
+        the address. `now` is in seconds since 1970.
         """
         ...
 
@@ -158,7 +158,7 @@ class Telemetry(Protocol):
         ...
 
     async def logs(self, name: FunctionName, version: int | None, /) -> object:
-        """The last output of a function's code; raises NotFoundError if there is none."""
+        """The last output of a function's code; raises NotFoundError for an unknown one."""
         ...
 
 

@@ -31,7 +31,7 @@ with gzip or deflate (`Content-Encoding`).
 
 After the first token was created, a node answers 401 to requests without one, even for paths that do not exist, except
 for those operations below that need no token: health, these pages. An operation sees only what the token's tenant
-owns; anything else is 404. Operations need the scopes `infer`, `deploy` or `admin`, which includes both. A node without
+owns; anything else is 404. Some operations need the scope `infer` or `deploy`; `admin` includes both. A node without
 tokens requires none.
 """
 
@@ -172,7 +172,7 @@ def _security(operation: Operation) -> list[dict[str, list[str]]]:
 
 
 def _why(status: int) -> str:
-    """The meaning of an error status: the first docstring line of the most general error class with it."""
+    """The meaning of an error status: the docstring of the most general error class with it."""
     kinds: list[type[OverwinterError]] = [OverwinterError]
     for kind in kinds:
         if kind.status == status and kind is not OverwinterError:

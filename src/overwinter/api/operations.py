@@ -44,7 +44,7 @@ class Operation(msgspec.Struct, frozen=True):
     needs: Needs
     handler: Handler
     responses: Mapping[int, tuple[Body, ...]]
-    """The successful responses, by status."""
+    """The responses that the handler returns, by status."""
     request_body: tuple[Body, ...] = ()
     is_body_optional: bool = False
     """Whether the request body may be left out."""

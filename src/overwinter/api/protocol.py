@@ -63,7 +63,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.has_disconnected = False
         self._is_lost = False
         self._answering = 0
-        """The requests whose answers have begun and not ended: two for a moment, if requests are pipelined."""
+        """The requests that the application is handling: two for a moment, if requests are pipelined."""
         self.on_disconnect: Callable[[], object] | None = None
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the latest request."""

@@ -140,8 +140,8 @@ def announced_length(fields: Fields, limits: BodyLimits) -> int:
 
 
 def inflate(body: Buffer, coding: bytes, reservation: Reservation, limits: BodyLimits) -> Steps[Buffer]:
-    """Decompress gzip or deflate in steps, never beyond the limit, nor above RATIO_FREE_BYTES beyond RATIO_MAX times
-    the compressed bytes.
+    """Decompress gzip or deflate in steps, to at most `limits.bytes_max`, and to at most RATIO_FREE_BYTES or RATIO_MAX
+    times the compressed bytes, whichever is more.
     """
     coding = coding.strip().lower()
     if coding == b"identity":

@@ -2,8 +2,8 @@
 
 A node with tokens gives each tenant its own namespace: `resnet` of `acme` is `acme..resnet` in the node. Only this
 module converts between the two, so that two tenants may use the same name without learning of it. Functions that were
-deployed before the first token keep their names. Route handlers get this view in place of the node and need no checks;
-functions of other tenants do not exist in it.
+deployed before the first token keep their names. Route handlers get this view in place of the node: functions of other
+tenants do not exist in it.
 """
 
 import re
@@ -114,7 +114,7 @@ class _View:
         return self._view.settings
 
     def info(self, whole: bool = False, /) -> object:
-        """Its full description."""
+        """Its description, under the tenant's names."""
         return self._names.translated_json(self._view.info(whole))
 
 

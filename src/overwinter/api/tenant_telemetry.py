@@ -45,10 +45,10 @@ class Names(Protocol):
 
 
 class NodeTelemetry(Telemetry, Protocol):
-    """The telemetry of a node, which can be asked for one tenant at a cost that does not depend on the others."""
+    """The telemetry of a node, which can be asked for one tenant."""
 
     async def metrics(self, tenant: TenantId | None = None, /) -> bytes:
-        """All metrics, in Prometheus's text format; with `tenant`, only those of its functions and pipelines."""
+        """All metrics, in Prometheus's text format; with `tenant`, of functions and pipelines only its own."""
         ...
 
     async def usage(self, tenant: TenantId | None, /) -> Sequence[Usage]:
@@ -56,7 +56,7 @@ class NodeTelemetry(Telemetry, Protocol):
         ...
 
     async def activity(self, tenant: TenantId | None = None, /) -> NodeActivity:
-        """The current activity; with `tenant`, only that of its functions."""
+        """The current activity; with `tenant`, of functions only its own."""
         ...
 
     async def shared(self, key: Hashable, make: Callable[[], Awaitable[T]], /) -> T:
@@ -149,7 +149,7 @@ class TenantTelemetry:
         return await self._telemetry.in_thread(self._names.translated_json, explained)
 
     async def logs(self, name: FunctionName, version: int | None) -> object:
-        """The last output of the code of a function of the tenant; raises NotFoundError if there is none."""
+        """The last output of the code of a function of the tenant; raises NotFoundError for an unknown one."""
         found = await self._telemetry.logs(self._node_name(name), version)
         return await self._telemetry.in_thread(self._names.translated_json, found)
 

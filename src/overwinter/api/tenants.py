@@ -17,7 +17,7 @@ _is_name = re.compile(NAME_PATTERN).match
 
 
 def tenant_of(request: Request) -> TenantId:
-    """Return the tenant of the request's token, or of its header, or `default`; raise CallerError for an
+    """Return the tenant for which the request acts: by its token, its header, or `default`. Raises CallerError for an
     invalid name.
     """
     if request.caller.tenant is not None:

@@ -231,7 +231,7 @@ def _check_usage(name: str, assets: list[str], handler: Path | None, task: str |
 
 
 def _value(text: str) -> Any:
-    """Parse the value of a setting: a JSON literal, otherwise plain text."""
+    """Parse the value of a setting or an option: a JSON literal, otherwise plain text."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:

@@ -1,5 +1,5 @@
-"""Fits a table to the width of a terminal: the least important columns are dropped first, and names are wrapped; no
-value is cut.
+"""Fits a table to the width of a terminal: the least important columns are dropped first, and names are wrapped. Other
+values are cut only if the columns that are never dropped do not fit.
 """
 
 from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ STARTS = {
     "--from",
     "document",
     type=click.File("rb"),
-    help="JSON file with all inputs by name, or an Open Inference Protocol request. - reads standard input.",
+    help="JSON file with inputs by name, or an Open Inference Protocol request. - reads standard input.",
 )
 @click.option("--timeout", help="Timeout of the request, for example 500ms. [default: the function's timeout]")
 @node_url

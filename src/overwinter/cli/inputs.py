@@ -90,7 +90,7 @@ def _from_text(text: str, spec: TensorSpec) -> Any:
         if spec.datatype == BYTES:
             return text
         raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}") from None
-    # A JSON number or literal is plain text if the input has the datatype BYTES.
+    # For an input of BYTES, only a JSON string or list is JSON; anything else is plain text.
     return text if spec.datatype == BYTES and not isinstance(value, str | list) else value
 
 

@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats each record as one line, even if an author's code wrote parts of it: these can neither forge a line nor
+    """Formats each message as one line, even if an author's code wrote parts of it: these can neither forge a line nor
     control the terminal.
     """
 

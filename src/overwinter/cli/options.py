@@ -50,7 +50,7 @@ def size_text(nbytes: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters: a function's author wrote parts of the text, and they could control the terminal."""
+    """Replace control characters except line ends and tabs: by them an author's text could control the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 

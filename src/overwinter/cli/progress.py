@@ -17,7 +17,7 @@ from rich.progress import (
 
 from overwinter.core.profiling import Progress as MeasurementProgress
 
-OnBytes = Callable[[str, int, int], None]
+ReportBytes = Callable[[str, int, int], None]
 """Receives the name of the current step, the bytes done and the bytes in total."""
 
 
@@ -32,7 +32,7 @@ def spinner(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def byte_bar(text: str) -> Iterator[OnBytes]:
+def byte_bar(text: str) -> Iterator[ReportBytes]:
     """Show a progress bar of bytes until the `with` statement ends."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))

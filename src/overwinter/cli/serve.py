@@ -1,4 +1,4 @@
-"""The command that starts a node. Its options are generated from the fields of NodeConfig, so the two cannot differ."""
+"""The command that starts a node. The options of its configuration are generated from the fields of NodeConfig."""
 
 import os
 from functools import partial
@@ -167,7 +167,9 @@ def serve(port_file: Path | None, log_format: LogFormat, insecure: bool, as_json
 
 
 def _checked_config(values: dict[str, Any], insecure: bool, log_format: LogFormat) -> NodeConfig:
-    """Return the configuration; raise UsageError if it is invalid, or would admit callers without tokens."""
+    """Return the configuration. Raises UsageError if it is invalid, or if the node would listen beyond loopback without
+    tokens and `insecure` is not set.
+    """
     from overwinter.api.sites import is_loopback
     from overwinter.store.tokens import TokenFile
 

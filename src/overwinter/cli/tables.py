@@ -74,7 +74,7 @@ def function_table(function: Description, now: float) -> Table:
         "waiting": f"{function['waiting']} requests",
         **_sharing_facts(function),
         "size": f"{size_text(function['nbytes'])} with {function['blocks']} blocks of weights",
-        "missing": f"{size_text(function['missing_bytes'])} in the host store",
+        "missing": f"{size_text(function['missing_bytes'])} from the host store",
         "handler": "yes" if function["handler"] else "no",
         **agreement_facts(function["agreement"]),
         "created": age_text(now - function["created"]),

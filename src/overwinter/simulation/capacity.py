@@ -37,9 +37,10 @@ class Capacity(msgspec.Struct, frozen=True):
 def capacity(
     scenario: Scenario, target: float, base: Path = Path(), observe: Callable[[Attempt], None] | None = None
 ) -> Capacity:
-    """Double the copies until the attainment is missed, then bisect, assuming that attainment falls with copies.
+    """Double the copies until they do not fit, then bisect, assuming that attainment falls with copies. Copies fit if
+    the target is reached and no request is lost.
 
-    Raises CallerError if no function has an SLO, or if more copies fit than the search tries.
+    Raises CallerError if no function has an SLO, if no request comes, or if more copies fit than the search tries.
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
         raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to reach")

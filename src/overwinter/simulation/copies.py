@@ -72,8 +72,8 @@ def cuts(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int]
     largest, total = max(nbytes for _, nbytes in sizes), sum(dict(sizes).values())
     why = f"need more than {SLICES_MAX} slices"
     if largest > most:
-        why = f"have a block of {largest / MIB:g}: give it as several, between which the program can be cut"
-    raise ValueError(f"the {total / MIB:g} MiB of function {model.name!r}, on devices of {most / MIB:g}, {why}")
+        why = f"have a block of {largest / MIB:g} MiB: give it as several, between which the program can be cut"
+    raise ValueError(f"the {total / MIB:g} MiB of function {model.name!r}, on devices of {most / MIB:g} MiB, {why}")
 
 
 def _sizes(model: FunctionModel) -> list[tuple[str, int]]:

@@ -30,15 +30,15 @@ class Durations:
 
         `functions`: the function of each request in a shared run.
         """
-        seconds = self.alone_s(worker, batch)
+        seconds = self.separate_run_s(worker, batch)
         if functions:
             counts = Counter(functions)
             separate_part = self._separate_part_of([self._functions[id_] for id_ in counts])
-            apart = sum(self.alone_s(worker, count) for count in counts.values())
+            apart = sum(self.separate_run_s(worker, count) for count in counts.values())
             seconds = shared_run_s(seconds, apart, separate_part)
         return seconds * self.variation(worker.function)
 
-    def alone_s(self, worker: SimulatedWorker, batch: int) -> float:
+    def separate_run_s(self, worker: SimulatedWorker, batch: int) -> float:
         """Return the seconds of a run of one function, without variation, next to the worker's other runs."""
         name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
         seconds = self._run_s.get((name, cores, runs, batch))
@@ -54,9 +54,9 @@ class Durations:
         """Return the seconds of a run on a device that has all blocks. `functions`: the function of each request."""
         counts = Counter(functions)
         different = [self._functions[id_] for id_ in counts]
-        seconds = self._alone_on_device_s(different[0], len(functions))
+        seconds = self._separate_run_on_device_s(different[0], len(functions))
         if len(different) > 1:
-            apart = sum(map(self._alone_on_device_s, different, counts.values()))
+            apart = sum(map(self._separate_run_on_device_s, different, counts.values()))
             seconds = shared_run_s(seconds, apart, self._separate_part_of(different))
         return seconds * self.variation(different[0])
 
@@ -66,7 +66,7 @@ class Durations:
             self._separate_parts[family] = separate_part_of(*(sizes_of(each.spec.blobs) for each in functions))
         return self._separate_parts[family]
 
-    def _alone_on_device_s(self, function: SimulatedFunction, batch: int) -> float:
+    def _separate_run_on_device_s(self, function: SimulatedFunction, batch: int) -> float:
         profile = function.spec.profile
         seconds = None if profile is None else profile.latency_s(function.spec.settings.threads, batch, 1)
         assert seconds is not None  # A model has latencies for its own settings.

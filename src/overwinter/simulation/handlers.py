@@ -2,7 +2,8 @@
 
 As on a node, all requests to one function in a run make one call, and the functions of a shared run make their calls
 one after the other. A call is as urgent as the most urgent of its requests, and is cancelled when none of them waits
-any more. With `device = "any"` the worker runs the program itself if the call is refused.
+any more. With `device = "any"` the worker runs the program itself if the call is refused for another reason than its
+deadline.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -77,8 +78,8 @@ class _HandlerRun:
 
 
 class Handlers:
-    """All runs of handlers. `ids` numbers their calls, `handle` gets the events; `alone_s` returns the time of a run of
-    a worker's program with this many requests.
+    """All runs of handlers. `ids` numbers their calls, `handle` gets the events; `separate_run_s` returns the time of a
+    run of a worker's program with this many requests.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Handlers:
         timeline: Timeline,
         handle: Callable[[Event], None],
         work: Work,
-        alone_s: Callable[[SimulatedWorker, int], float],
+        separate_run_s: Callable[[SimulatedWorker, int], float],
     ) -> None:
         self._functions = functions
         self._names: set[FunctionName] = {
@@ -98,7 +99,7 @@ class Handlers:
         self._timeline = timeline
         self._handle = handle
         self._work = work
-        self._alone_s = alone_s
+        self._separate_run_s = separate_run_s
         self._waiting: dict[RequestId, _Waiting] = {}
         self._runs: dict[WorkerId, list[_HandlerRun]] = {}
         self._calls: dict[RequestId, _Call] = {}
@@ -181,7 +182,7 @@ class Handlers:
             run.program_s.append(self._timeline.now - began)
             self._call(run)
 
-        seconds = self._alone_s(run.process, len(call.requests)) * run.variation
+        seconds = self._separate_run_s(run.process, len(call.requests)) * run.variation
         self._work(run.process, run.process.run_cores, seconds, None, answered)
 
     def _call(self, run: _HandlerRun) -> None:

@@ -10,7 +10,7 @@ Row = tuple[int, int, int, float, float]
 
 
 class LatencyLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """With k = c/p cores for each of p runs at once, and b requests in each:
+    """The latency l and the private memory m with c cores, k = c/p for each of p runs at once, of b requests each:
 
     l = alone · (1 + (b - 1)·(1 - batching)) · S(k) · (1 + crowding·(p - 1))
     S(k) = serial + (1 - serial)/k from one core on (Amdahl), 1/k where runs share a core
@@ -53,6 +53,6 @@ class LatencyLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def latency_ms(self, cores: int, batch: int, concurrency: int) -> float:
         """Return the latency of a run of `batch` requests while `concurrency` runs are in progress."""
         share = cores / concurrency
-        speed = self.serial + (1 - self.serial) / share if share >= 1 else 1 / share
+        slowdown = self.serial + (1 - self.serial) / share if share >= 1 else 1 / share
         work = 1 + (batch - 1) * (1 - self.batching)
-        return self.alone_ms * work * speed * (1 + self.crowding * (concurrency - 1))
+        return self.alone_ms * work * slowdown * (1 + self.crowding * (concurrency - 1))

@@ -30,7 +30,7 @@ class Blocks(ScenarioPart, frozen=True, kw_only=True):
     mib: float
     count: int = 1
     shared: str | None = None
-    """A key: functions with the same key have the same blocks. None: each copy has its own blocks."""
+    """A key: blocks with the same key and size are the same in all functions. None: each copy has its own blocks."""
     work: float | None = None
     """The time of the calls that use each of them, relative to that of the function's other blocks; by default as their
     bytes. Slices share the time of the program by it.
@@ -88,7 +88,7 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     """Replaces latency_ms and profile: the law from which the rows of a profile are computed."""
     serial: float | None = None
     """The share of a run that more cores do not shorten (Amdahl's law). With it, latency_ms is for one core, and
-    workers may have any configuration up to the function's threads.
+    workers may have any number of cores up to the function's threads.
     """
     gmacs: float = 1.0
     """Billions of multiply-accumulates of one request."""
@@ -97,7 +97,7 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     start_s: float = 0.02
     """The time from the fork until the worker is ready, on one core, for a program that the zygote has compiled."""
     prepare_s: float = 0.03
-    """The further time of the first start of a program, and the time that the zygote takes to compile it."""
+    """The further time of a start whose program the zygote has not compiled, and that of a preparation on a device."""
     bind_s: float = 0.002
     """The time to bind another function of the family in a worker, on one core."""
     swap_ms: float = 0.0

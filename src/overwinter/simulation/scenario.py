@@ -1,6 +1,6 @@
 """Reads a scenario, a TOML file, into frozen data, and refuses unknown keys.
 
-Every key has its unit in its name. Errors name the file and the key.
+Keys have their units in their names; rates of requests are per second. Errors name the file and the key.
 """
 
 import tomllib

@@ -21,7 +21,7 @@ EVENING_HOUR, EVENING_HOURS = 20.5, 1.1
 
 MINUTE_MEMORY = 0.9
 MINUTE_NOISE = 0.03
-"""The logarithm of each minute's level is an AR(1) process: its coefficient, and the deviation of its noise."""
+"""The logarithm of the minutes' level is an AR(1) process: its coefficient, and the standard deviation of its noise."""
 SCATTER = 0.15
 """The overdispersion: the variance of a second's count beyond its mean, as a share of the mean. It is drawn for each
 minute; this is its mean.
@@ -38,7 +38,7 @@ BURST_FADE = 0.33
 GREATEST_HOURS = 19.6, 20.1
 """The day's largest burst begins in the part of the day that contains a random time between these hours."""
 CEILING = 4.75
-"""The largest expected rate of any second, relative to the mean."""
+"""The largest rate of any second, before the overdispersion, relative to the mean."""
 
 
 def twitter_rates(mean: float, rng: Random) -> Iterator[float]:

@@ -54,7 +54,7 @@ class Workers:
         self._cores = Cores(self._machine.cores, self._timeline)
         self._prepared: set[tuple[TenantId, Address]] = set()
         self._workers: dict[WorkerId, SimulatedWorker] = {}
-        self.handlers = Handlers(functions, ids, self._timeline, self._handle, self._work, durations.alone_s)
+        self.handlers = Handlers(functions, ids, self._timeline, self._handle, self._work, durations.separate_run_s)
 
     def start(self, action: StartWorker) -> None:
         """Fork a worker, or use the process that was forked ahead."""

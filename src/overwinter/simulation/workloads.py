@@ -1,7 +1,7 @@
 """The arrival processes of functions.
 
-A workload is data; `arrivals` makes a lazy, infinite and ascending stream of seconds from it. All randomness comes from
-the generator that is passed in.
+A workload is data; `arrivals` makes a lazy, infinite and ascending stream of seconds from it. Rates are in arrivals per
+second. All randomness comes from the generator that is passed in.
 """
 
 from collections.abc import Iterable, Iterator

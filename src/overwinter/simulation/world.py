@@ -69,7 +69,7 @@ from overwinter.telemetry.report import Report, StepReader
 RING = 1
 """The steps that the journal keeps in memory in addition to its file."""
 DRAIN_TIMEOUTS = 10
-"""How long the world continues after the last arrival while requests are open, as a multiple of the longest timeout."""
+"""How long the world continues after `duration_s` while requests are open, as a multiple of the longest timeout."""
 PROGRESS_EVERY = 1024
 CHECK_EVERY = 32
 """The steps between two checks of the scheduler's tables, if they are checked."""
@@ -116,7 +116,7 @@ class World:
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
-        """Simulate until every request is answered; call `progress` with the simulated seconds from time to time."""
+        """Simulate until no request is open or the drain ends; call `progress` with the simulated seconds at times."""
         self._begin()
         timeline, handle = self._timeline, self._handle
         applications = {application.name for application in self._scenario.applications}

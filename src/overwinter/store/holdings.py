@@ -59,7 +59,7 @@ class Holdings:
         return int(held), int(one)
 
     def since(self, time: float) -> set[Address]:
-        """Return the addresses that any tenant touched after `time`."""
+        """Return the addresses that any tenant renewed after `time`."""
         return {address for _, address, touched in self._every() if touched > time}
 
     def until(self, time: float, only: Collection[Address] | None = None) -> Iterator[tuple[TenantId, Address]]:
@@ -69,7 +69,7 @@ class Holdings:
                 yield tenant, address
 
     def renewed(self, addresses: Iterable[Address], time: float) -> set[Address]:
-        """Return those of `addresses` that any tenant touched after `time`."""
+        """Return those of `addresses` that any tenant renewed after `time`."""
         return {address for _, address, touched in self._of(addresses) if touched > time}
 
     def forget(self, held: Iterable[tuple[TenantId, Address]], until: float) -> None:
@@ -104,6 +104,6 @@ _SUM_OF_BYTES = f"coalesce(sum(max(1, (nbytes + {DISK_PAGE_BYTES - 1}) / {DISK_P
 def limit_error(tenant: TenantId, most: int) -> NoSpaceError:
     """Return the error for a tenant that would hold too much."""
     return NoSpaceError(
-        f"tenant {tenant!r} would hold more than {most} bytes, the limit of a tenant on this node's disk: remove "
+        f"tenant {tenant!r} would hold more than {most} bytes, its limit on this node's disk: remove "
         "functions that are not needed; blocks without a function are deleted after a while"
     )

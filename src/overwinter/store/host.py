@@ -307,8 +307,8 @@ class HostStore:
         removed = sum(map(page_bytes, self._removals.sizes))
         if needed > free + removed:
             raise NoSpaceError(
-                f"the host store {self.root} has no room for {len(mine)} blocks of {needed} bytes: unload or remove "
-                f"functions, or give the host store more",
+                f"the host store {self.root} has no room for {len(mine)} blocks of {needed} bytes in all: unload or "
+                f"remove functions, or give the host store more",
                 totals=f"{max(free + removed, 0)} bytes on the tmpfs are free",
             )
         return needed <= free

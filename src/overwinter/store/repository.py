@@ -4,7 +4,7 @@
       blocks/<aa>/<address>     sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
       damaged/                  blocks whose bytes no longer match their address, kept for a while for inspection
-      catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings
+      catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings, shares of traffic
       reserve                   space that a start and a removal need on a full disk
       lock, turn                locked as shared while blocks must stay, exclusively while blocks are removed
 
@@ -85,7 +85,7 @@ class Repository:
     # Blocks
 
     def path(self, address: str) -> Path:
-        """The path of a block if it exists; raises CallerError for an invalid `address`."""
+        """The path at which a block lies if it exists; raises CallerError for an invalid `address`."""
         return Path(self._block_path(check_address(address)))
 
     def holds(self, address: Address) -> bool:
@@ -103,9 +103,9 @@ class Repository:
         return [address for address in wanted if address not in stored]
 
     def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
-        """Store a blob of the tenant, and return whether it is new to this tenant. An existing blob is replaced by an
-        equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which blobs
-        exist. Raises CallerError when the body has another address, for instance because it was truncated, or
+        """Store a blob of the tenant, and return whether it was missing to this tenant. An existing blob is replaced by
+        an equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which
+        blobs exist. Raises CallerError when the body has another address, for instance because it was truncated, or
         NoSpaceError.
         """
         with self.upload(tenant, address) as upload:
@@ -252,7 +252,7 @@ class Repository:
         return _deployment(self._catalog.get(name, version))
 
     def deployments(self) -> list[Deployment]:
-        """All functions, by name and version."""
+        """All versions that have passed their trial, by name and number."""
         return [_deployment(row) for row in self._catalog.rows()]
 
     def collect(self, now: float, grace_s: float, only: Collection[Address] | None = None) -> Collected:

@@ -81,8 +81,8 @@ class KnownTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tokens: dict[str, Token] = {}
     """The tokens by id."""
     required: bool = msgspec.field(default=False, name="asked")
-    """Whether the node requires a token: always after the first one was created, even if all are revoked. The file has
-    an older name, so that existing files stay valid.
+    """Whether the node requires a token: always after the first one was created, even if all are revoked. The file
+    calls it `asked`, so that older files stay valid.
     """
     quotas: dict[TenantId, Quota] = {}
 

@@ -22,7 +22,7 @@ class Amounts(msgspec.Struct, frozen=True):
     requests: int = 0
     """The answered requests."""
     core_s: float = 0.0
-    """The run time, counted for each core of a run."""
+    """The time of runs and binds on each of their cores, and what workers computed beyond that."""
     idle_core_s: float = 0.0
     """The idle time of workers, counted for each core."""
     disk_byte_s: float = 0.0
@@ -33,7 +33,7 @@ class Amounts(msgspec.Struct, frozen=True):
     idle_device_s: float = 0.0
     """The time in the host store without a run on a device."""
     moved_bytes: float = 0.0
-    """The bytes that were transferred to devices."""
+    """The bytes that were transferred to devices for runs."""
     device_byte_s: float = 0.0
 
     def plus(self, other: "Amounts", times: int = 1) -> "Amounts":

@@ -63,7 +63,7 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: int
     cores_running: int | None
-    """The cores in use; None for a tenant."""
+    """The cores of the runs, binds and starts in progress; None for a tenant."""
     worker_states: Mapping[str, int]
     """The number of workers in each state."""
     versions_deployed: int
@@ -161,7 +161,7 @@ def recent_latency(answers: Sequence[Answer], now: Seconds) -> tuple[float, floa
     recent = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
     if not recent:
         return 0.0, None, None
-    # There are so many answers that older ones of the window were dropped: use the time that the remaining ones cover.
+    # With so many answers, older ones of the window may have been dropped: use the time that the remaining ones cover.
     span = now - recent[0][0] if len(recent) == ANSWERS_KEPT else WINDOW_S
     ordered = sorted(seconds for _, seconds in recent)
     p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))

@@ -41,7 +41,7 @@ class RunOnDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Links(msgspec.Struct, frozen=True, kw_only=True):
-    """The links over which blocks reach a device, in bytes a second, as configured."""
+    """The links over which blocks reach a device, as configured."""
 
     bytes_per_s: float
     latency_s: float
@@ -66,6 +66,7 @@ class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):
     hit_ratio: float | None
     """None: nothing ran."""
     moved_bytes: int
+    """The bytes that were transferred for runs, or before a request needed them."""
     peer_bytes: int
     """The part of the moved bytes that came from other devices."""
     executors: int

@@ -30,7 +30,7 @@ from overwinter.telemetry.statistics import DecisionRecord, FunctionStatistics
 
 
 class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a function's blocks are on one tier."""
+    """The bytes of a function on one tier."""
 
     tier: str
     """disk, host, private (the workers' memory), or the name of a device."""
@@ -38,7 +38,7 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a host store; empty for the shared one."""
     resident: int
     missing: int
-    """The bytes of its blocks that must be loaded."""
+    """The bytes of its blocks that are not there."""
     exclusive: int
     """The bytes that no other function of its tenant holds; other tenants do not count, so that nothing of them is
     revealed.
@@ -60,7 +60,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float
     """The observed latency divided by that of the profile."""
     age_s: float | None
-    """The seconds since it was measured, or read at the start of the node."""
+    """The seconds since it was measured, or its profile was read."""
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class PoolFacts(PoolDetail, frozen=True, kw_only=True):
     hit_ratio: float | None
     """The share of these whose blocks were all there; None: there was none."""
     moved_bytes: int | None
-    """The bytes that were transferred to devices; None in an answer to a tenant."""
+    """The bytes that were transferred to devices for these; None in an answer to a tenant."""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed time of its runs; None: it has not run."""
     failures: int
-    """The deaths of its workers and the devices that it broke, until good runs clear them."""
+    """Its consecutive failures: of loads, starts, workers and runs on devices."""
     backoff_s: float
     """The remaining backoff, during which it is not woken."""
     tiers: Sequence[TierBytes]

@@ -44,8 +44,8 @@ class DeviceUsage(msgspec.Struct, frozen=True, kw_only=True):
     billed_ms: float
     """The price in milliseconds of a whole device: the sum of both, with idle time at a tenth."""
     moved_bytes: int | None
-    """The bytes that were transferred to devices; None for a tenant, because with executors that all tenants share it
-    would reveal the blocks of other tenants.
+    """The bytes that were transferred to devices for its runs; None for a tenant, because with executors that all
+    tenants share it would reveal the blocks of other tenants.
     """
     device_byte_s: float | None
     """Its part of the blocks on devices, over time; None for a tenant."""
@@ -62,7 +62,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """The answered requests."""
     core_ms: float
-    """The run time on each of a run's cores, and the time that workers computed beyond that."""
+    """The time of its runs and binds on each of their cores, and what its workers computed beyond that."""
     idle_core_ms: float
     """The time of cores of workers that were alive and ran nothing."""
     billed_core_ms: float
@@ -197,8 +197,8 @@ def _add_devices(
 def _add_worker(
     totals: dict[FunctionStatistics, Amounts], worker: LiveWorker[FunctionStatistics], now: Seconds
 ) -> None:
-    """Add the cost of a worker since the last measurement: runs to their functions, the rest split among the bound
-    functions.
+    """Add the cost of a worker that is not charged yet: runs in progress to their functions, the rest split among the
+    bound functions.
     """
     for run in list(worker.runs.values()):
         core_s = (now - run.begun) * worker.run_cores

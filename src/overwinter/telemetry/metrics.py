@@ -122,7 +122,7 @@ def _requests(
     )
     yield counter(
         "slo_met",
-        "Of these, those answered within the SLO.",
+        "Requests answered within the SLO of their function.",
         ["function"],
         (((each.name,), each.in_slo) for each in with_slo),
     )
@@ -307,7 +307,7 @@ def _bytes(statistics: Statistics, known: Snapshot, tallies: Sequence[FunctionSt
         "function_bytes", "Bytes that a version holds, by whether other versions hold them too.", labels, samples
     )
     tiers = [(("disk",), disk.nbytes), (("host",), known.host_bytes), (("private",), sum(own.values()))]
-    yield gauge("tier_bytes", "Bytes of all functions together, each block once.", ["tier"], tiers)
+    yield gauge("tier_bytes", "Bytes of all functions together; a block counts once in each store.", ["tier"], tiers)
     resident = (((name,), nbytes) for name, nbytes in known.stores.items())
     yield gauge("host_store_bytes", "Bytes in a host store, including those being loaded.", ["store"], resident)
     released = (((name,), count) for name, count in list(statistics.released_bytes.items()))
@@ -318,7 +318,7 @@ def _bytes(statistics: Statistics, known: Snapshot, tallies: Sequence[FunctionSt
 
 def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
     yield gauge("cores", "Cores that workers may use.", [], [((), config.cores or 1)])
-    yield gauge("cores_running", "Cores that the runs in progress may use.", [], [((), known.cores_running)])
+    yield gauge("cores_running", "Cores of the runs, binds and starts in progress.", [], [((), known.cores_running)])
     yield gauge(
         "cores_reserved", "Cores that are reserved for workers, idle ones included.", [], [((), known.cores_reserved)]
     )

@@ -170,8 +170,8 @@ class TrackedPool(Generic[T]):
             self._running[spec.id] += 1
 
     def end_run(self, id_: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
-        """The run in progress of an executor ended; without an event the executor died or hangs. Return the run if it
-        has run.
+        """The run in progress of an executor ended; without an event the executor died or hangs. Return the run, unless
+        it had no requests or its blocks found no place.
         """
         executor = self.executors.get(id_)
         run = None if executor is None else executor.run

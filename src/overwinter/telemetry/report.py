@@ -20,7 +20,7 @@ from overwinter.telemetry.tally import DeviceCounts, Tally
 from overwinter.telemetry.tracking import Tracker
 
 SAMPLES = 600
-"""The number of points of each curve over time."""
+"""The number of intervals into which a curve divides the duration."""
 SUMMED = (
     "requests",
     "answered",
@@ -78,7 +78,7 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     idle_device_seconds: float = 0.0
     """The time in which it lay in the host store and did not run on a device, if it is a function of the pool."""
     moved_bytes: int = 0
-    """The bytes that were transferred to devices."""
+    """The bytes that were transferred to devices for its runs."""
     hit_ratio: float | None = None
     """The share of its runs on devices whose blocks were all there; None: there was none."""
 
@@ -88,7 +88,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: int
     busy_share: float
-    """The share of the time in which it ran something, transfers included."""
+    """The share of the time in which it ran something, with the transfers for which runs waited."""
     hit_ratio: float | None
     moved_bytes: int
     executors: int

@@ -35,7 +35,7 @@ Answer = tuple[Seconds, float]
 
 
 class DecisionRecord(NamedTuple):
-    """A decision about a function: its kind, and its text."""
+    """A decision about a function, or a refusal: its kind, or the name of the error, and the reason."""
 
     at: Seconds
     what: str

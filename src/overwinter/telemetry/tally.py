@@ -81,7 +81,7 @@ class Tally:
         """The seconds of these binds."""
         self.loaded_bytes = 0
         self.core_s = 0.0
-        """The run time on each core of a run; functions that share a run are charged by their number of requests."""
+        """The core seconds of runs and binds; functions that share a run are charged by their number of requests."""
         self.busy_s = self.worker_s = 0.0
         """The seconds in which its workers had something to run, and in which they were alive."""
         self.worker_core_s = 0.0

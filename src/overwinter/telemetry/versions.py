@@ -7,7 +7,7 @@ from overwinter.core.versions import Shares, Versions
 
 
 class KnownVersions:
-    """All versions of all functions, and those that answer for their names."""
+    """All versions of all functions, and those that may answer for their names."""
 
     def __init__(self) -> None:
         self._specs: dict[FunctionName, dict[int, FunctionSpec]] = {}
@@ -21,7 +21,7 @@ class KnownVersions:
             self.prove(spec)
 
     def prove(self, spec: FunctionSpec) -> None:
-        """A version answers for its name from now on."""
+        """A version has passed its trial, and may answer for its name from now on."""
         self._proven[spec.name].add(spec.version)
 
     def split(self, name: FunctionName, shares: Shares) -> None:
@@ -41,6 +41,6 @@ class KnownVersions:
         return name in self._specs or any(ids.whole_name(each) == name for each in self._specs)
 
     def default(self, name: FunctionName) -> FunctionSpec | None:
-        """Return the version that answers for the name; None if none does."""
+        """Return the default version of a name; None if no version has passed its trial."""
         proven = self._proven.get(name)
         return self._specs[name][proven.default] if proven is not None and proven.numbers else None
