@@ -53,7 +53,7 @@ def _status(key: str) -> int:
 
 
 def measure(name: str, small: bool = False) -> dict[int, float]:
-    """Print a row for each batch; return how much more than the computed peak was taken."""
+    """Print a row for each batch; return by batch the memory that was taken, divided by the computed peak."""
     model = zoo.build(name, small=small)
     made = export(model.module, model.example_inputs, model.dynamic)
     run = compile_program(made.program)

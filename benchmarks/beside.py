@@ -182,7 +182,7 @@ def live(
     outcomes, private_mib, blocks_mib = send_plan(node, plan)
     node.stop()
     failed = sum(each.status != 200 for each in outcomes)
-    delay_s = quantile([each.late_s for each in outcomes], 0.99)
+    delay_s = quantile([each.delay_s for each in outcomes], 0.99)
     print(f"{len(outcomes)} requests, {failed} without success; the generator sent them with a delay of", end=" ")
     print(f"{1e3 * delay_s:.1f} ms (p99)")
     report = calibration.read(journal_steps(journal), arrivals[0][0], seconds)

@@ -40,7 +40,7 @@ class JournalFigures(NamedTuple):
 
 
 def observed(entries: Iterable[Entry]) -> JournalFigures:
-    """Return the starts, runs and loads in a journal, without those of trials."""
+    """Return the runs in a journal, without those of workers that were started for a trial, and the rate of loads."""
     functions: dict[FunctionId, Observed] = defaultdict(lambda: Observed([], []))
     started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
     ran: set[WorkerId] = set()
@@ -102,7 +102,7 @@ def modelled(
 
 
 def arrivals(entries: Iterable[Entry]) -> list[tuple[float, str]]:
-    """Return the arrivals by function."""
+    """Return the time and the function of each arrival, in order."""
     return [(entry.now, entry.event.name) for entry in entries if isinstance(entry.event, Arrived)]
 
 

@@ -3,13 +3,13 @@
 `python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]` deploys each model with and without a handler, with a
 keep-alive of 0. It repeats two cycles and compares every answer with plain PyTorch's, bit for bit:
 
-* wake and end: a request to a function without a worker, until its worker has ended. In every fourth cycle the
-  function is unloaded first, so that its blocks leave the host store and are loaded again.
+* wake and end: a request to a function without a worker, until its worker has ended. In every fourth pass over the
+  functions each is unloaded first, so that its blocks leave the host store and are loaded again.
 * deploy and remove: a function is deployed, called and removed. The cycles alternate between a variant with new
   weights, the same with a handler, and a program that the node has never seen. Every tenth also has a deploy that is
   refused because its handler fails.
 
-A warm-up first fills all bounded caches: 256 programs prepared in a zygote, 4096 steps in the journal's ring, SQLite's
+A warm-up first fills all bounded caches: 256 programs prepared in a zygote, 512 steps in the journal's ring, SQLite's
 pages, the daemon's thread pools, PyTorch's primitives and the allocators. Then the benchmark measures anonymous and
 shared PSS, descriptors, processes and host-store files of the idle node without connections: after the warm-up, and
 after each part of the cycles. At the end the node is stopped, and must leave nothing behind.

@@ -84,7 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     attainment: float | None
     """The attainment of requests with an SLO, or of pipelines if there are any; None: there were none."""
     peak_mib: float
-    """The peak of blocks and private memory of workers; of random worlds the blocks only."""
+    """The peak of blocks and private memory of workers; of random worlds the peak number of blocks."""
     wakes: int
     missed: int
     """The requests with an SLO that were not answered within it."""
@@ -135,7 +135,7 @@ class Hash(io.RawIOBase):
 
 
 class HashedWorld(RandomWorld):
-    """A random world that keeps the hash of its steps, and the peak of its blocks."""
+    """A random world that keeps the hash of its steps, and the peak number of its blocks."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
@@ -329,7 +329,7 @@ def compare(old: Saved, new: Mapping[str, Outcome]) -> int:
 
 
 def summed(outcomes: Iterable[Outcome]) -> str:
-    """Sum the figures of several runs."""
+    """Format the figures of several runs: means of attainment and peak, sums of the others."""
     runs = list(outcomes)
     kept = [each.attainment for each in runs if each.attainment is not None]
     attainment = "-" if not kept else f"{sum(kept) / len(kept):.4f}"

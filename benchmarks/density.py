@@ -120,7 +120,7 @@ def many_functions(family: Family, count: int) -> Row:
 
 
 def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) -> Row:
-    """Measure plain processes, one for each of `weights`, which may repeat a file."""
+    """Measure plain processes, one for each of `weights`, which may repeat a file; return the means of one process."""
     with PlainProcesses(family.name, loader, weights, inputs) as processes:
         settled(lambda: memory(processes.pids).anonymous, idle)
         anonymous = memory(processes.pids).anonymous

@@ -99,16 +99,16 @@ class Family:
             tensor.copy_(original * noise if variant else original)
 
     def head(self) -> list[str]:
-        """Return the tensors of the last linear layer, which is retrained for a new task."""
+        """Return the names of the tensors of the last linear layer, which is retrained for a new task."""
         path = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.Linear)][-1]
         return [name for name in self.state() if name.startswith(f"{path}.")]
 
     def floats(self) -> list[str]:
-        """Return all tensors that training may change: a variant in which they differ shares no block of weights."""
+        """Return the names of all floating-point tensors: a variant in which they differ shares no block of weights."""
         return [name for name, tensor in self.state().items() if tensor.is_floating_point()]
 
     def norms(self) -> list[str]:
-        """Return the tensors of all batch norms, including statistics, which change in any training."""
+        """Return the names of the tensors of all batch norms, including statistics, which change in any training."""
         paths = [path for path, layer in self.module.named_modules() if isinstance(layer, nn.BatchNorm2d)]
         wanted = {f"{path}.{part}" for path in paths for part in ("weight", "bias", "running_mean", "running_var")}
         return [name for name in self.state() if name in wanted]

@@ -1,7 +1,7 @@
 """Injects faults into a node: kills or stops its processes, fills its disks, deletes or changes its blocks.
 
-Each fault lasts until it is undone, has a description, and is drawn from a seeded generator. The benchmark also
-supervises the node: it restarts a daemon that has ended.
+Each fault has a description, may last until it is undone, and is drawn from a seeded generator. A daemon that is killed
+is started again at once.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 
 
 class SupervisedNode:
-    """A node that is restarted when it ends, and the directories of its blocks."""
+    """A node whose daemon is killed and started again, and the directories of its blocks."""
 
     def __init__(self, node: Node, mounts: dict[str, Path]) -> None:
         """Create it. `mounts`: the small filesystems `memory` and `disk`, if they could be mounted."""

@@ -3,7 +3,7 @@
 `python -m benchmarks.faults [--minutes N] [--seed N]` sends a continuous load to small models of three tenants, with
 and without handlers, one tenant's in its own host store. Workers end after one idle second. Meanwhile it injects
 faults, one of processes and one of storage at a time (`benchmarks/fault_injection.py`): SIGKILL and SIGSTOP of workers,
-zygotes and the daemon, which a supervisor restarts; full memory and full disk, also at a start; deleted blocks and
+zygotes and the daemon, which is then restarted; full memory and full disk, also at a start; deleted blocks and
 flipped bits in both; unloads, so that functions are loaded from disk again. Memory and disk are small tmpfs of the
 benchmark; without the right to mount, the faults that fill them are skipped with a message. If a block on disk is lost
 or damaged, its author deploys it again, as the error says.
@@ -12,7 +12,8 @@ Every 200 is compared with plain PyTorch, bit for bit. Anything else must be a d
 the daemon was down. A request that takes longer than REQUEST_S counts as hung. A bit flipped in memory may affect
 answers until the node verifies the block again: such answers are counted as `unverified_wrong`, and the longest time
 until a flip was found is printed; after VERIFIED_WITHIN_S they count as wrong. At the end all functions must answer,
-and the stopped node must leave no process, no file and, when idle, no descriptor behind (`left`).
+the idle daemon may have at most DESCRIPTORS_SPARE more descriptors than at first, and the stopped node must leave no
+process and no file (`left`).
 """
 
 import argparse

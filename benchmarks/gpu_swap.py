@@ -183,7 +183,7 @@ async def through_executor(models: list[Model], rounds: int) -> dict[str, dict[s
 
 
 def print_models(models: list[Model], group_bytes: int, rounds: int) -> dict[str, Any]:
-    print("\nmilliseconds; `expected`: grouped over the larger of transfer and resident run, plus a group of the")
+    print("\nmilliseconds; `over exp.`: grouped over the larger of transfer and resident run, plus a group of the")
     print("elbow's size; GB/s: of the transfer of all blocks, and its share of a copy of as many bytes from pinned")
     print("memory")
     titles = ("MB", "native", "resident", "whole", "by weight", "grouped", "transfer", "over exp.", "GB/s", "of pinned")

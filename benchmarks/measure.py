@@ -70,8 +70,8 @@ def buffer_bytes(pids: Iterable[int]) -> int:
 
 
 def memory_file_bytes(pid: int) -> int:
-    """Return the size of the memory files for tensors of this process; faster than `buffer_bytes`, which reads every
-    map.
+    """Return the allocated memory of this process's memory files for tensors; faster than `buffer_bytes`, which reads
+    every map.
     """
     total = 0
     for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -147,7 +147,7 @@ def rounded(value: Any, digits: int = 4) -> Any:
 
 
 def print_result(values: Mapping[str, Any]) -> None:
-    """Print the line for programs."""
+    """Print the RESULT line."""
     print("RESULT " + json.dumps(rounded(values)), flush=True)
 
 

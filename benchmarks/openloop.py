@@ -28,7 +28,7 @@ from benchmarks.wire import END, Answer
 
 CHUNK_BYTES = 1 << 20
 CHECK_INTERVAL_S = 0.05
-LATE_S = 30.0
+DELAY_MAX_S = 30.0
 """The tolerance for delays of the generator itself."""
 IDLE_MAX_S = 30.0
 """A connection unused for this long is not used again, because the node may be about to close it."""
@@ -62,8 +62,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of one request."""
 
     target: int
-    due_s: float
-    late_s: float
+    planned_at_s: float
+    """The planned time, in seconds from the start of the plan."""
+    delay_s: float
     """The delay with which the generator sent it."""
     latency_s: float
     status: int
@@ -92,7 +93,7 @@ class OpenConnection:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.target = 0
-        self.due = 0.0
+        self.planned_at = 0.0
         self.sent = 0.0
         self.used = 0.0
         """The time of its last answer; 0: it had none."""
@@ -126,19 +127,19 @@ class OpenConnection:
 
 def outcome(connection: OpenConnection, began: float, answer: Answer | str, target: Target) -> Outcome:
     """Return the outcome of the request that has just ended, with an answer or without."""
-    latency = time.perf_counter() - connection.due
-    at, late = connection.due - began, connection.sent - connection.due
+    latency = time.perf_counter() - connection.planned_at
+    at, delay = connection.planned_at - began, connection.sent - connection.planned_at
     if isinstance(answer, str):
-        return Outcome(connection.target, at, late, latency, 0, answer, False)
+        return Outcome(connection.target, at, delay, latency, 0, answer, False)
     if answer.status == 200:
         tensors = answer.tensors
         digest, kept = hashlib.sha256(tensors).digest(), tensors if target.keep else b""
-        return Outcome(connection.target, at, late, latency, 200, answer.start, digest == target.digest, digest, kept)
+        return Outcome(connection.target, at, delay, latency, 200, answer.start, digest == target.digest, digest, kept)
     try:
         said = str(json.loads(answer.body)["error"])
     except (ValueError, KeyError, TypeError):
         said = ""
-    return Outcome(connection.target, at, late, latency, answer.status, said, False)
+    return Outcome(connection.target, at, delay, latency, answer.status, said, False)
 
 
 def error_text(error: OSError) -> str:
@@ -171,7 +172,7 @@ class Generator:
         self._began = time.perf_counter()
         while rest or self._waiting:
             now = time.perf_counter()
-            # Read answers between two requests even if the generator is late; otherwise it would open more and more
+            # Read answers between two requests even if the generator is behind; otherwise it would open more and more
             # connections.
             if rest and self._began + rest[0][0] <= now:
                 self._send(*rest.popleft())
@@ -199,12 +200,13 @@ class Generator:
         try:
             connection = connection or OpenConnection(self._port)
         except OSError as error:
-            due = self._began + at
-            outcome = Outcome(number, at, now - due, time.perf_counter() - due, 0, error_text(error), False)
+            planned_at = self._began + at
+            delay, latency = now - planned_at, time.perf_counter() - planned_at
+            outcome = Outcome(number, at, delay, latency, 0, error_text(error), False)
             self._outcomes.append(outcome)
             return
         target = self._plan.targets[number]
-        connection.target, connection.due, connection.sent = number, self._began + at, now
+        connection.target, connection.planned_at, connection.sent = number, self._began + at, now
         self._end_at = now + self._plan.patience_s
         self._waiting[connection.socket.fileno()] = connection
         self._poll.register(connection.socket.fileno(), select.EPOLLIN)
@@ -235,7 +237,7 @@ class Generator:
         del self._waiting[connection.socket.fileno()]
         connection.socket.close()
         if connection.used and connection.silent and time.perf_counter() - connection.sent < CROSSED_MAX_S:
-            self._send_over(None, connection.due - self._began, connection.target)
+            self._send_over(None, connection.planned_at - self._began, connection.target)
         else:
             self._end(connection, error_text(error))
 
@@ -275,9 +277,9 @@ class Sender:
         return float(text)
 
     def stop(self) -> None:
-        """End the plan early, and wait for the answers that are due."""
+        """End the plan early, and wait for the answers to the requests that were sent."""
         self.process.terminate()
-        self.process.wait(self._patience_s + LATE_S)
+        self.process.wait(self._patience_s + DELAY_MAX_S)
 
     def outcomes(self) -> list[Outcome]:
         """Return the outcomes once the plan is carried out."""

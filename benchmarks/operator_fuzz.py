@@ -29,7 +29,7 @@ from overwinter.model.operators import TENSOR_OPERATORS
 from overwinter.model.program import validate
 
 MEMORY_BYTES = 256 << 20
-"""The most memory of a child process."""
+"""The most memory that a child process may add to what it has at its fork."""
 CPU_S = 1.0
 """The most CPU time of a call. A longer one is `slow`: in a worker the request's timeout ends it."""
 WALL_S = 60.0

@@ -5,8 +5,8 @@ property tests. `measured`: four models whose latencies were measured on two cor
 length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory modelled
 as a runtime plus the activations of each concurrent request. A case is a rate, from a fifth to twelve times the
 throughput of the largest worker, and an SLO, from 2 to 8 times the fastest run. A gap is the additional cost relative
-to the program's; cases without a feasible configuration are left out. `first` has the cases with a rate below the
-throughput of the largest worker, in which one worker is enough, as for most functions.
+to the integer program's. `first` has the cases with a rate below the throughput of the largest worker, in which one
+worker is enough, as for most functions.
 """
 
 import argparse

@@ -93,8 +93,8 @@ def compute_times(family: Family) -> tuple[float, float]:
 
 
 def deploy(family: Family, nodes: Sequence[Node], settings: Mapping[str, Any]) -> dict[str, bytes]:
-    """Deploy all variants on all nodes, with their correct answers, one function that may batch, and one that
-    may not.
+    """Deploy all variants on all nodes, and on the first one also a function that may batch and one that may not;
+    return the variants' correct answers.
     """
     right = {}
     for variant in range(MEMBERS):

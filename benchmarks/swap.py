@@ -161,7 +161,7 @@ def measure_elbow(rounds: int) -> tuple[int, dict[int, float]]:
 
 
 def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
-    """Measure one row of the table, in seconds."""
+    """Measure one row of the table: seconds, and the ratios `over expected` and `over control`."""
     nbytes = stored.function.nbytes
     device, (peer, memory) = device_for("a", 2 * nbytes), device_and_memory("b", nbytes)
     host = [host_route(stored.host)]

@@ -88,7 +88,7 @@ class Served:
 
 
 def spent_us(steps: list[Step], do: Callable[[Seconds, Event, list[Action]], object]) -> float:
-    """Return the CPU microseconds of each step in this thread."""
+    """Return the mean CPU microseconds of a step in this thread."""
     begun = time.thread_time()
     for step in steps:
         do(*step)

@@ -111,12 +111,12 @@ def report(bases: Sequence[Base], done: LoadResult, slo_s: Sequence[float]) -> N
     """Print the tables of one load."""
     outcomes, peak = done.outcomes, done.peak
     report_models(bases, outcomes, slo_s)
-    late = quantile([each.late_s for each in outcomes] or [0.0], 0.99)
+    delay_s = quantile([each.delay_s for each in outcomes] or [0.0], 0.99)
     loaded, weights = loaded_models(bases)
     parts = ", ".join(f"{name} {getattr(peak, name) / MIB:.0f}" for name in ("anonymous", "files", "store", "buffers"))
     functions = [[each for each in outcomes if each.target == number] for number in range(len(slo_s))]
     kept = sum(attainment(own, slo_s) >= 0.98 for own in functions)
-    print(f"{attainment(outcomes, slo_s):.1%} within the SLO; the generator was late by {1e3 * late:.1f} ms (p99)")
+    print(f"{attainment(outcomes, slo_s):.1%} within the SLO; delay of the generator {1e3 * delay_s:.1f} ms (p99)")
     message = f"{done.wakes} needed a wake ({done.wake_share:.1%}), {done.binds} a bind"
     print(f"of {count_kinds(outcomes)['answered']} answers {message}")
     print(f"{kept} of {len(functions)} functions kept their SLO in 98 % of their requests")
@@ -134,7 +134,7 @@ def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
 
 
 def figures(bases: Sequence[Base], by_load: Sequence[LoadResult], slo_s: Sequence[float]) -> dict[str, Any]:
-    """Return the figures for programs: of the first load, and of the others under names that end in their share."""
+    """Return the figures for RESULT: of the first load, and of the others under names that end in their load."""
     first, *others = by_load
     loaded, weights = loaded_models(bases)
     found = {

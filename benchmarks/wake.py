@@ -198,7 +198,7 @@ def held_bytes(node: Node) -> int:
 
 
 def report(subjects: list[Subject], runs: int) -> None:
-    """Print the table and the line for programs."""
+    """Print the tables and the RESULT line."""
     print(f"milliseconds from request to answer, median (least-largest) of {runs}; batch 1, one thread")
     titles = ("warm", "sibling", "wake", "cold", "disk", "fresh process", "of it after imports")
     print(f"{'model':16}" + "".join(f"{title:>24}" for title in titles))

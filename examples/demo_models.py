@@ -71,7 +71,7 @@ def deploy(model: Model, url: str, **settings: Any) -> Uploaded:
 
 
 class Siblings:
-    """Deploys models that differ only in the values of their weights, with a single export."""
+    """Deploys models; those that differ only in the values of their weights share one export."""
 
     def __init__(self) -> None:
         self._exports: dict[object, Exported] = {}
@@ -128,7 +128,7 @@ class Question(NamedTuple):
 
 
 def questions() -> list[Question]:
-    """Return one question for each function of the demo."""
+    """Return the questions for all functions of the demo."""
     asked = [
         Question(("minilm",), _compare_sentences),
         Question(("crepe-tiny",), _hear_chord("crepe-tiny")),

@@ -78,7 +78,7 @@ def running_node(data: Path, *options: str, say: Callable[[str], None]) -> Itera
 
 
 def own_bytes(pid: int) -> int:
-    """Return the anonymous memory of a process; pages shared after a fork count in equal parts."""
+    """Return the anonymous and the shared memory of a process; pages that n processes map count 1/n in each."""
     fields = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return sum(int(fields[name].split()[0]) * 1024 for name in ("Pss_Anon", "Pss_Shmem"))
 

@@ -39,7 +39,7 @@ class CalledAlone(NamedTuple):
     nbytes: int
     """Its program and weights."""
     moved_bytes: int
-    """What was brought to a device for the first answer."""
+    """What was brought to devices for all these answers."""
     first_seconds: float
     next_seconds: float
     """The latency of the first answer, and the median of the next ones."""

@@ -30,7 +30,7 @@ RENAMED = (
     ("output.dense", "narrow"),
     ("output.LayerNorm", "narrow_norm"),
 )
-"""Maps the published names to the module's; the first match applies."""
+"""Replacements that turn the published names into the module's, all applied in this order."""
 
 
 class Layer(nn.Module):

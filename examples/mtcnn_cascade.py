@@ -123,7 +123,8 @@ def _normal(pixels: Array) -> Array:
 def _suppress(boxes: Array, limit: float, by_smaller: bool = False) -> list[int]:
     """Return the rows of `boxes` to keep, best first, so that no two overlap by more than `limit`.
 
-    Overlap is the share of the union, or of the smaller of the two boxes, which counts whole pixels.
+    Overlap is the area of the intersection divided by that of the union or, with `by_smaller`, by that of the smaller
+    box, where the pixels at both edges of a box count.
     """
     edge = 1.0 if by_smaller else 0.0
     areas = (boxes[:, 2:4] - boxes[:, :2] + edge).prod(1)

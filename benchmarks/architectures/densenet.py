@@ -8,7 +8,7 @@ BLOCKS = {169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
 
 
 class DenseLayer(nn.Module):
-    """Adds `growth` channels to the gathered ones."""
+    """Computes `growth` new channels from the gathered ones."""
 
     def __init__(self, inputs: int, growth: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class DenseBlock(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """(batch, 3, height, width) images to (batch, classes) logits; the first convolution has twice `growth`."""
+    """(batch, 3, height, width) images to (batch, classes) logits; the first convolution has 2 * `growth` channels."""
 
     def __init__(self, depth: int, classes: int = 1000, growth: int = 32) -> None:
         super().__init__()

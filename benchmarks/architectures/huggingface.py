@@ -163,7 +163,7 @@ def gpt2(small: bool) -> nn.Module:
 
 
 def llama_small(small: bool) -> nn.Module:
-    """A Llama of 8 layers and width 512 with grouped-query attention, 56 million parameters."""
+    """A Llama of 8 layers and width 512 with grouped-query attention, 55 million parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     full: dict[str, Any] = {

@@ -39,7 +39,7 @@ def default_boxes() -> Tensor:
 
 
 class Backbone(nn.Module):
-    """VGG16 with dilated convolutions for its linear layers, and four more stages; yields six feature maps."""
+    """VGG16 with convolutions in place of its linear layers, and four more stages; returns six feature maps."""
 
     def __init__(self, divisor: int) -> None:
         super().__init__()

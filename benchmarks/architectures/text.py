@@ -17,7 +17,7 @@ class TextCNN(nn.Module):
         self.classifier = nn.Linear(3 * filters, classes)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the strongest response of each filter at any position."""
+        """Classify by the strongest response of each filter at any position."""
         words = self.embedding(input_ids).transpose(1, 2)
         found = [f.relu(convolution(words)).amax(dim=2) for convolution in self.convolutions]
         return self.classifier(self.dropout(torch.cat(found, dim=1)))
@@ -33,7 +33,7 @@ class TextLSTM(nn.Module):
         self.classifier = nn.Linear(2 * hidden, classes)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Read the sentence in both directions."""
+        """Classify by the mean of the states in both directions."""
         states, _ = self.lstm(self.embedding(input_ids))
         return self.classifier(states.mean(dim=1))
 

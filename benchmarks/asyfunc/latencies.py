@@ -1,6 +1,6 @@
 """Measures the run times of AsyFunc's models on this machine, on one core and on two.
 
-`python -m benchmarks.asyfunc.latencies [model ...]` prints, for scenarios/asyfunc, the minimum of several runs in
+`python -m benchmarks.asyfunc.latencies [model ...]` prints, for scenarios/asyfunc.toml, the minimum of several runs in
 milliseconds by batch size, on one core, and `serial`, the share of a run that a second core does not shorten: by
 Amdahl's law l(c) = l(1)·(serial + (1 - serial)/c), so serial = 2·l(2)/l(1) - 1. On one core it measures CPU time, which
 other load hardly changes; on two cores the wall time of the smallest batch, over many runs, so that at least one run
@@ -22,10 +22,11 @@ BATCHES = (1, 2, 4, 8)
 SPENT_S = 4.0
 """The seconds for each batch on one core; at least two runs."""
 BOTH_S = 20.0
+"""The seconds for a batch of 1 on two cores."""
 
 
 def least_ms(model: zoo.Model, cores: int, batch: int, spent_s: float, clock: Callable[[], float]) -> float:
-    """Return the least time of as many runs as fit in the time."""
+    """Return the least milliseconds of as many runs as fit in `spent_s`, at least two."""
     torch.set_num_threads(cores)
     repeated = torch.arange(batch) % zoo.BATCH
     inputs = {name: tensor.index_select(0, repeated) for name, tensor in model.example_inputs.items()}

@@ -45,7 +45,7 @@ def listed() -> list[Architecture]:
 
 
 def in_separate_process(name: str, work: Callable[[], Row | Skipped]) -> Row | Skipped:
-    """Return the result of `work` in a separate process; a row that reports a crash or a timeout."""
+    """Return the result of `work` in a separate process, or a row that reports a crash or a timeout."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_report, args=(theirs, work))

@@ -95,7 +95,7 @@ class Architecture(NamedTuple):
 
     def cases(self) -> list[dict[str, int]]:
         """Return the sizes to compare at: batches of 1, 2 and 3, another value of every other size, and each of them at
-        1.
+        1, 2 and 3.
         """
         names = self.names
         others = [name for name in names if name != "batch"]
@@ -107,7 +107,7 @@ class Architecture(NamedTuple):
 
 
 def scale_initial_weights(module: nn.Module) -> None:
-    """Scale each matrix: with a model's small initial weights all outputs would be nearly equal.
+    """Draw each matrix again, wider: with a model's small initial weights all outputs would be nearly equal.
 
     This includes embedding tables; buffers are not changed.
     """
@@ -117,18 +117,18 @@ def scale_initial_weights(module: nn.Module) -> None:
 
 
 def floats(*shape: int | str, dtype: torch.dtype = torch.float32) -> Field:
-    """Return normally distributed numbers."""
+    """Return an input of normally distributed numbers."""
     return Field(shape, lambda sizes, generator: torch.randn(sizes, generator=generator).to(dtype))
 
 
 def tokens(*shape: int | str, low: int = 3, high: int = VOCABULARY) -> Field:
-    """Return integers from `low` to below `high`."""
+    """Return an input of random integers from `low` to below `high`."""
     return Field(shape, lambda sizes, generator: torch.randint(low, high, sizes, generator=generator))
 
 
 def mask(*shape: int | str, dtype: torch.dtype = torch.int64) -> Field:
-    """Return a mask with 1 for tokens and 0 for padding: each row ends in padding of random length, at most
-    half of it.
+    """Return an input that is a mask, 1 for tokens and 0 for padding: each row ends in padding of random length, at
+    most half of it.
     """
 
     def make(sizes: list[int], generator: Generator) -> Tensor:

@@ -146,7 +146,7 @@ def _built(model: Any, config: Any) -> nn.Module:
 
 
 def _inputs(module: Any) -> Iterator[dict[str, Field]]:
-    """Yield all possible inputs of its `forward`: its main input first."""
+    """Yield possible inputs of its `forward`: those of text, then its main input, then all that can be made."""
     taken = set(signature(module.forward).parameters)
     config = module.config
     vision = getattr(config, "vision_config", config)

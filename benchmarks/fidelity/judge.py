@@ -1,8 +1,7 @@
 """Judges whether an answer is right, and whether a refusal is clear.
 
-The verdict on an architecture is the worst of its findings. It is "wrong" unless every answer equals eager PyTorch's
-bit for bit ("equal") or within the bound of its type ("within"), or a request without an answer was refused in one
-clear sentence.
+The verdict on an architecture is the worst of its findings. It is "wrong" unless every answer equals eager PyTorch's,
+bit for bit ("equal") or within the bound of its type ("within"), and every refusal is one clear sentence.
 """
 
 import re

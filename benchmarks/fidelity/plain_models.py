@@ -113,7 +113,7 @@ def checked_index(x: Tensor, at: Tensor) -> Tensor:
 
 
 def squeezed(x: Tensor) -> Tensor:
-    """A condition on the number of dimensions, which a batch of one does not meet."""
+    """A condition on the number of dimensions, which only a batch of one meets."""
     y = x.mean(1, keepdim=True).squeeze()
     return y * 10 if y.dim() == 0 else y
 

@@ -13,7 +13,7 @@ WIDTH = 12
 
 
 class UNet(nn.Module):
-    """Maps (batch, 3, height, width) to the same shape: down twice and up twice, with skip connections."""
+    """Maps (batch, 3, height, width) to (batch, 1, height, width): down twice and up twice, with skip connections."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class Attention(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """A bidirectional recurrent network, and its last states."""
+    """A bidirectional recurrent network; outputs the states at all positions."""
 
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()

@@ -6,9 +6,10 @@ and pipelines, mutated encoded programs, crafted programs, forged messages of wo
 devices), random calls while processes are killed, attempts to leave the sandbox, and several clients that change and
 call the same functions at the same time. The node is restarted if it ends, and the attacks continue.
 
-A crash is the end of the daemon, of a zygote or of a worker without a handler by a signal that the benchmark did not
-send. A stall is the longest time for which the node did not answer a liveness request. It also prints the longest
-time of an answer of a function, and the control: the longest delay of an idle echo process on the same machine.
+A crash is an end of the daemon or of the base zygote that the benchmark did not cause, or an end of a worker without a
+handler by a signal that no process sent. A stall is the longest time for which the node did not answer a liveness
+request. The benchmark also prints the longest time of an answer of a function, and the control: the longest delay of an
+idle echo process on the same machine.
 
 `--only KIND --first NUMBER --tries 1` with the same seed repeats one try.
 """

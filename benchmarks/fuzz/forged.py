@@ -16,7 +16,7 @@ WAYS = (
 )
 PAIRS = (("forger", "honest", "cpu"), ("pooled", "honest-pooled", "pool"))
 DESCRIPTORS_MAX = 40
-"""The largest change of the daemon's descriptors from one try to the next."""
+"""The most descriptors that the daemon may have beyond those before the first try."""
 
 
 class Forged:

@@ -188,7 +188,7 @@ class Outside:
             )
 
     def _anothers_asset(self) -> None:
-        """Use the victim's blobs as assets of a handler that returns their content."""
+        """Use a blob of the victim as an asset of a handler that returns its content."""
         self._read_as_assets(1)
 
     def _anothers_block(self) -> None:

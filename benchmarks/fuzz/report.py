@@ -51,7 +51,7 @@ def count_records(records: Sequence[Record], attacker: Attacker) -> None:
 
 
 def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
-    """Print the table by kind, the first examples of each failure, and the line for programs."""
+    """Print the table by kind, the first examples of each failure, and the RESULT line."""
     tally = attacker.attacked.tally
     stalls = {what: longest(records, attacker.past_tries, what) for what in ("live", "infer", "control")}
     heads = "".join(

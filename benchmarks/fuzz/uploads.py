@@ -52,7 +52,7 @@ class Uploads:
         return set(json.loads(reply.body)["missing"]) if reply is not None and reply.status == 200 else set(addresses)
 
     def _refused(self, address: str, reply: Reply | None) -> None:
-        """Check that neither the answer nor the repository has the block."""
+        """Check that the block was neither accepted nor stored."""
         if reply is not None and reply.status in (200, 201):
             self._attacked.tally.add(
                 "wrong", f"a block was stored under an address that is not its own: {reply.body!r}"

@@ -21,7 +21,7 @@ from benchmarks.hostile.verdicts import Tally, fatal_signal
 from benchmarks.nodes import Node, parents_of_all
 
 TRACEBACK = b"Traceback (most recent call last)"
-OWN_WORDS = re.compile(rb"^worker\b")
+PRINTED_BY_WORKERS = re.compile(rb"^worker\b")
 """The beginning of log lines that workers printed."""
 RAISED = re.compile(rb"^(zygote:)?[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
 LINES_BEFORE = 3
@@ -72,7 +72,7 @@ class Journal:
         self._with_code: set[str] = set()
 
     def deaths(self) -> list[tuple[str, str]]:
-        """Return the functions without a handler whose worker died since the last call, with the node's message."""
+        """Return the functions without a handler whose worker died so since the last call, with the node's message."""
         found = []
         for line in self._tail.lines():
             for step in _steps(line):
@@ -176,7 +176,7 @@ class AttackedNode:
             self.restart()
         self._count_deaths()
         self.said = self._log.lines()
-        own = [line for line in self.said if not OWN_WORDS.match(line)]
+        own = [line for line in self.said if not PRINTED_BY_WORKERS.match(line)]
         if any(TRACEBACK in line for line in own):
             self.tally.add("unforeseen_5xx", "a traceback in the log: " + _raised(own))
             kind, case, number = self.tally.here
@@ -272,7 +272,7 @@ class AttackedNode:
         return True
 
     def stop(self) -> None:
-        """Stop the node in any state, and remove everything."""
+        """Stop the node in any state, and kill what remains of its processes."""
         pids = self.node.pids()
         try:
             if self.node.process is not None and self.node.process.poll() is None:

@@ -36,7 +36,7 @@ def one_long_header(rng: Random) -> Parts:
 
 
 def long_path(rng: Random) -> Parts:
-    """Send a path of up to 8 MiB, with many parts."""
+    """Send a path of up to 4 MB, with many parts."""
     yield b"GET /" + rng.choice((b"a", b"a/", b"%41", b"..;/", b"%00")) * rng.choice((1000, 100_000, 1_000_000))
     yield b" HTTP/1.1\r\nhost: node\r\n\r\n"
 
@@ -51,7 +51,7 @@ def lying_chunks(rng: Random) -> Parts:
 
 
 def tiny_chunks(rng: Random) -> Parts:
-    """Send a body of a MiB in chunks of one byte."""
+    """Send a body of up to 1 MB in chunks of one byte."""
     yield b"POST /v2/models/scale/infer HTTP/1.1\r\nhost: node\r\ntransfer-encoding: chunked\r\n\r\n"
     part = b"1\r\n \r\n" * 10_000
     for _ in range(rng.choice((2, 20, 100))):
@@ -76,7 +76,7 @@ def odd_length(rng: Random) -> Parts:
 
 
 def pipelined(rng: Random) -> Parts:
-    """Send hundreds of requests at once, with a broken one among them."""
+    """Send up to 501 requests at once, in half of the cases with a broken one before the last."""
     yield WHOLE * rng.randint(1, 500) + rng.choice((b"", b"\x00\r\n\r\n")) + WHOLE
 
 

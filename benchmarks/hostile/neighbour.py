@@ -35,7 +35,9 @@ class Record(NamedTuple):
     took: float
     """The seconds until the outcome."""
     outcome: str
-    """right, wrong, down (no connection, or it broke), silent (timed out), or an HTTP status."""
+    """right, wrong, down (no connection, or it broke), silent (timed out), an HTTP status, or at the end unanswered
+    (still waiting) and asked (`said` is the number of requests).
+    """
     said: str = ""
 
 

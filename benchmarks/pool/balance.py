@@ -19,7 +19,7 @@ FUNCTIONS = 40
 STEEPNESS = 2
 """The share of a function among the requests is a random number to this power."""
 CORES = 0.5
-"""The cores that requests take; the devices compute on the CPU, and share it."""
+"""The cores that requests take in all; the devices compute on them."""
 SLACK = 1.25
 BINDINGS: tuple[DeviceBinding, ...] = ("missing-bytes", "native", "random")
 

@@ -42,7 +42,7 @@ class PoolSoak(Soak):
     def judge(self, outcome: Outcome, began: float) -> None:
         """Judge an outcome, and whether it came too long after the timeout."""
         super().judge(outcome, began)
-        waited_s = outcome.latency_s - outcome.late_s
+        waited_s = outcome.latency_s - outcome.delay_s
         if waited_s > TIMEOUT_S + AFTER_TIMEOUT_S:
             self.counts["after_timeout"] += 1
             self.print_line(f"after the timeout: {waited_s:.1f} s: {outcome.status} {outcome.start[:120]}")

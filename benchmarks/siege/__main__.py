@@ -167,7 +167,7 @@ def outcomes_by_phase(
     """Return the outcomes in each phase, by its name."""
     found: dict[str, list[Outcome]] = {name: [] for name, _, _ in spans}
     for each in outcomes:
-        if name := phase_of(each.due_s, spans):
+        if name := phase_of(each.planned_at_s, spans):
             found[name].append(each)
     return found
 

@@ -126,7 +126,7 @@ class Member:
             self._loaded()
 
     def _deploy(self, client: Client, variant: int) -> None:
-        """Deploy a new version; the previous one is removed once it answers."""
+        """Deploy a new version, and remove the previous one once the new one answers."""
         family = self._family
         family.vary(family.head(), variant)
         made = family.packaged(self.name, self._handler, assets=self._assets(), tenant=self.tenant, **self._settings)

@@ -97,8 +97,8 @@ def verdict(outcome: Outcome, began: float, row: int, history: History, events: 
 
     `began`: the start of its plan on the monotonic clock; `row`: its input.
     """
-    due = began + outcome.due_s
-    span = Span(due + outcome.late_s, due + outcome.latency_s)
+    planned_at = began + outcome.planned_at_s
+    span = Span(planned_at + outcome.delay_s, planned_at + outcome.latency_s)
     if outcome.status == 200:
         known = [version for version in history.versions if version.gave(outcome, row)]
         return "right" if any(version.served.overlaps(span) for version in known) else "wrong", span

@@ -126,9 +126,10 @@ def measure_start(family: Family, runs: int = RUNS) -> Start:
 
 
 def prepare(node: Node, names: Sequence[str], present: Sequence[str], wanted: str, forget: bool) -> None:
-    """Leave only some functions in the host store, and wait; raise RuntimeError if the next function is there.
+    """Leave only the functions `present` in the host store, and wait.
 
-    A function that shares nothing with those present must lack all of its blocks, and any other not all.
+    Raise RuntimeError if `wanted` has a worker, or if the bytes that it lacks are not all where no function is present,
+    and fewer otherwise.
     """
     for name in names:
         node.client.unload(name)

@@ -64,7 +64,7 @@ class Devices:
         self.run(place, function, True)
 
     def ms(self, place: int) -> float:
-        """Return the mean time of the runs on a device so far."""
+        """Return the mean milliseconds of the runs on a device since the last call."""
         took = self.took_s.pop(WorkerId(place))
         return 1000 * sum(took) / len(took)
 
@@ -75,7 +75,7 @@ class Devices:
 
 
 def table_4(node: Scenario, model: str) -> list[float]:
-    """Return the times of a run of a model alone, as in the paper's table 4. The fastest link is between 1 and 2."""
+    """Return the milliseconds of a model's run alone, as in table 4. The fastest link is between devices 1 and 2."""
     devices = Devices(node)
     function = devices.functions[model]
     found = []
@@ -88,7 +88,7 @@ def table_4(node: Scenario, model: str) -> list[float]:
 
 
 def table_3(node: Scenario, model: str) -> list[float]:
-    """Return the times of a run of a model while another is swapped, as in the paper's table 3."""
+    """Return the milliseconds of a model's run while another is swapped, as in the paper's table 3."""
     found = []
     for other in CONTENDERS:
         devices = Devices(node)

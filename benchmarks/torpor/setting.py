@@ -39,7 +39,7 @@ NATIVE_MS = {
     "resnet-152": 25,
     BERT: 42,
 }
-"""The paper's table 4."""
+"""The milliseconds of a run in a native process, from the paper's table 4."""
 COLD_MS, COLD_BERT_MS = 8000.0, 11000.0
 """Cold starts of ResNet-152 and Bert-qa in the paper's table 1; the others have ResNet-152's."""
 NATIVE_TIMEOUT_S = 60.0

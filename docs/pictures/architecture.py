@@ -41,7 +41,7 @@ COLOURS = {
     "process": ("#f0fdf4", "#16a34a"),
     "store": ("#fff7ed", "#ea580c"),
 }
-"""Of each kind of box: its ground, and its edge."""
+"""The colours of each kind of box: its background, and its edge."""
 
 BOXES = (
     Box(190, 16, 794, 528, "frame", "Node: one machine"),
@@ -110,9 +110,9 @@ def draw() -> str:
 
 
 def _box(box: Box) -> Iterator[str]:
-    ground, edge = COLOURS[box.kind]
+    background, edge = COLOURS[box.kind]
     place = f'x="{box.x}" y="{box.y}" width="{box.width}" height="{box.height}" rx="6"'
-    yield f'<rect {place} fill="{ground}" stroke="{edge}"/>'
+    yield f'<rect {place} fill="{background}" stroke="{edge}"/>'
     for number, line in enumerate(box.text.splitlines()):
         kind = "" if number else ' class="title"'
         yield f'<text x="{box.x + 12}" y="{box.y + 22 + number * LINE}"{kind}>{escape(line)}</text>'

@@ -57,7 +57,7 @@ def recorded() -> dict[str, Any]:
 
 
 def record() -> dict[str, Any]:
-    """What a node with the demo's models tells at the end of 40 seconds of requests."""
+    """What a node with the demo's models reports at the end of 40 seconds of requests."""
     from examples import demo
     from examples.demo_node import running_node
     from examples.demo_progress import Steps
@@ -81,7 +81,7 @@ def record() -> dict[str, Any]:
 
 
 def ask(client: "Client", callers: Executor) -> None:
-    """Ask each function at random times, some much more often than others."""
+    """Ask each function that answers a question alone, at random times, some much more often than others."""
     from examples.demo_models import questions
 
     chance = random.Random(SEED)

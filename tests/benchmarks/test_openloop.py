@@ -98,7 +98,7 @@ def target(path, payload=0, digest=RIGHT):
 
 def run(server, targets, arrivals, patience_s=30.0):
     plan = Plan(targets, [b"first", b"other"], arrivals, patience_s)
-    return sorted(Generator(server.server_port, plan).run(), key=lambda outcome: outcome.due_s)
+    return sorted(Generator(server.server_port, plan).run(), key=lambda outcome: outcome.planned_at_s)
 
 
 def test_answers_come_with_their_start(server):
@@ -150,14 +150,14 @@ def test_a_request_that_a_node_has_seen_is_not_sent_again(server, monkeypatch):
 
 
 def test_who_is_late_hears_answers_between_its_requests(server):
-    # All are due at once; further connections are needed only while an answer is on its way.
+    # All are planned for the same moment; further connections are needed only while an answer is on its way.
     outcomes = run(server, [target("/a")], [(0.0, 0)] * 800)
     assert count_kinds(outcomes)["answered"] == 800
     assert server.connections < 800
 
 
 def test_patience_begins_when_the_last_request_is_sent(server):
-    # It was due long ago, as when the generator was delayed.
+    # It was planned for long ago, as when the generator was delayed.
     outcomes = run(server, [target("/late")], [(-60.0, 0)])
     assert [each.kind for each in outcomes] == ["answered"]
 

@@ -35,7 +35,7 @@ def burn(seconds):
 
 
 def contend(seconds):
-    """Start as many threads as possible, which wait for each other all the time."""
+    """Start up to THREADS threads, which wait for each other all the time."""
     with contextlib.suppress(RuntimeError):
         for _ in range(THREADS):
             threading.Thread(target=spin, args=(seconds,), daemon=True).start()
