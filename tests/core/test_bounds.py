@@ -37,7 +37,7 @@ y = "a:y"
 @pytest.mark.parametrize("wrong", [5e-324, -1, -inf, inf, nan, True, "1", 10**40])
 def test_a_setting_outside_its_bounds_is_refused_by_name(name, wrong):
     if name == "keep_alive_s" and wrong == 5e-324:
-        pytest.skip("its floor is 0")
+        pytest.skip("its minimum is 0")
     with pytest.raises(ValueError, match=name):
         Settings(**{name: wrong})
 
@@ -107,7 +107,7 @@ GOOD = Point(1, 10, 1, 1, 0.1)
         measured(GOOD, layers=(LayerPoint(path="a", macs=1, weight_bytes=1, output_bytes=1, latency_s={1: nan}),)),
     ],
 )
-def test_an_impossible_profile_is_none(wrong):
+def test_an_impossible_profile_has_a_fault(wrong):
     assert measured(GOOD).fault() is None
     assert wrong.fault() is not None
 

@@ -1,4 +1,4 @@
-"""Slices are as equal in bytes as their parts allow."""
+"""The largest slice has as few bytes as possible."""
 
 import random
 
@@ -29,7 +29,7 @@ def largest(sizes, begins):
 
 
 def choices(length: int, count: int):
-    """Yield every way to divide into at most so many runs."""
+    """Yield every way to divide into at most so many slices."""
     if count == 1 or length == 1:
         yield [0]
         return

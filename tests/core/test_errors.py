@@ -13,5 +13,5 @@ def test_every_error_is_found_by_its_name():
         assert kind.__name__ in errors.__doc__
 
 
-def test_a_strange_name_is_a_workers_error():
+def test_an_unknown_name_is_a_workers_error():
     assert errors.error_named("KeyboardInterrupt") is errors.WorkerError

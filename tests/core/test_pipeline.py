@@ -193,7 +193,7 @@ def test_the_sizes_of_all_shapes_are_counted_together(more: str) -> None:
         assert signature(pipeline, lambda name, version: function).inputs[0].shape == ("s.n",) * 64
 
 
-def test_a_source_is_no_longer_than_what_it_names():
+def test_a_source_has_a_limited_length():
     stage = {"function": "f", "inputs": {"x": "input:" + "x" * 1000}}
     with pytest.raises(CallerError, match="length"):
         decode_pipeline(

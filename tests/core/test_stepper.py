@@ -145,7 +145,7 @@ def test_independent_stages_run_together_and_a_stage_that_takes_both_runs_after_
     assert step(request, Answered("join"), Seconds(99.0)) == [Succeed()]
 
 
-def test_the_first_failure_gives_the_others_up_and_is_the_requests() -> None:
+def test_the_first_failure_cancels_the_other_stages_and_fails_the_request() -> None:
     request = PipelineRequest(FORK, DEADLINE)
     for event in (Started(), Answered("first")):
         step(request, event, Seconds(0.0))

@@ -51,7 +51,7 @@ def test_the_newest_answers_until_another_one_is_promoted():
     assert (versions.choose(), versions.default) == (4, 4)
 
 
-def test_a_removed_version_takes_its_settings_with_it():
+def test_a_split_ends_when_a_version_of_it_is_removed():
     versions = Versions([1, 2, 3])
     versions.split((Share(1, 50), Share(2, 50)))
     versions.discard(3)

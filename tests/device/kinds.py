@@ -13,7 +13,7 @@ def processor(kind):
     """Return where the programs of a kind compute; skip the test where there is no such device."""
     if kind == "cuda" and not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU on this machine")
-    # As on a device, or expected answers would differ.
+    # A device does not use TF32, so expected answers must be computed without it.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     return torch.device("cpu" if kind == "virtual" else kind)
 

@@ -39,7 +39,7 @@ def test_a_profile_replaces_the_assumed_scratch_memory():
     assert abs(found.nbytes([(ROWS, WIDTH)]) - plain) <= 1
 
 
-def test_a_profile_of_small_runs_teaches_nothing():
+def test_a_profile_of_small_runs_changes_nothing():
     found = activations()
     before = found.nbytes([(1, WIDTH)])
     found.learn({})

@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 
 class Memory:
-    """What the device's memory would hold: a letter for each granule."""
+    """What the device's memory would hold: the address of the block in each granule."""
 
     def __init__(self, arena, blocks):
         self.arena = arena

@@ -16,7 +16,7 @@ from overwinter.device.swap import Route, SwapSettings, run
 from overwinter.model.export import export
 
 LARGE_BYTES = 64 << 30
-"""More than the tests' machines have."""
+"""Far more than a test may take."""
 
 
 class Clock:

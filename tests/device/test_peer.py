@@ -128,7 +128,7 @@ def test_memory_is_only_read_by_others():
         shared_memory(1 << 60)
 
 
-def test_who_may_read_the_memory_cannot_open_it_to_write():
+def test_a_process_that_may_read_the_memory_cannot_open_it_to_write():
     fd = shared_memory(MEMORY)
     device = VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), fd)
     forbid_writing(fd)

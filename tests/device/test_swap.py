@@ -194,7 +194,7 @@ def test_blocks_come_from_a_peer_where_it_has_them(on_cpu, virtual):
 
 
 class EvictsAtOnce(Source):
-    """The memory of a device that evicts a function as soon as another device begins to copy from it."""
+    """The memory of a device that evicts a function once its blocks are found, before another device copies them."""
 
     def __init__(self, memory, peer, evicted):
         self.memory, self.peer, self.evicted = memory, peer, evicted

@@ -75,7 +75,7 @@ def test_a_fixed_program_is_compared_at_its_only_size():
     assert agreed(lambda _, x: x + 1, {}).agreement.sizes == ({},)
 
 
-def test_what_differs_at_a_larger_size_is_refused_with_the_size_the_output_and_the_difference():
+def test_what_differs_at_a_larger_size_is_refused_with_the_size_and_the_output():
     class Long(nn.Module):
         def forward(self, x):
             # Libraries have such branches for the exporter.
@@ -238,7 +238,7 @@ def test_what_tells_equal_requests_apart_is_not_batched():
     assert "other outputs" in agreed(alone, BATCH).agreement.batching.obstacle
 
 
-def test_who_fails_on_strange_values_may_share_runs_without_them():
+def test_a_program_that_fails_on_extreme_values_may_be_batched():
     class Checked(nn.Module):
         def forward(self, x):
             torch._assert_async((x.abs() < 20).all(), "too large")
@@ -273,7 +273,7 @@ def test_a_one_that_is_wrong_is_found_beside_a_check():
     assert [low for low, _ in agreed(torn).program.dimensions.values()] == [2, 1]
 
 
-def test_what_mixes_rows_only_among_many_is_not_batched_so_far():
+def test_what_mixes_rows_only_in_large_batches_may_have_smaller_ones():
     def crowded(_, x):
         return x + (torch.arange(x.shape[0]) >= 20)[:, None, None]
 
@@ -282,7 +282,7 @@ def test_what_mixes_rows_only_among_many_is_not_batched_so_far():
     assert "32 requests" in agree(export(Net(crowded), (X,), BATCH), max_batch=32).agreement.batching.obstacle
 
 
-def test_what_cannot_be_asked_two_things_is_not_batched():
+def test_a_module_without_two_different_requests_is_not_batched():
     class Stubborn(nn.Module):
         def forward(self, x):
             if not torch.compiler.is_exporting() and (x != 7).any():

@@ -170,7 +170,7 @@ def test_checks_on_sizes_come_before_anything_else():
     assert last < names.index("aten.relu.default")
 
 
-def test_what_comes_to_a_range_is_a_range_and_no_check():
+def test_a_condition_that_is_a_range_becomes_one_and_no_check():
     module = Net(lambda x: nn.functional.avg_pool1d(x[:, None], 4))
     exported = export(module, (torch.rand(2, 12),), {"x": {0: "batch", 1: "n"}})
     low, _ = exported.program.dimensions["n"]

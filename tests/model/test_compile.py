@@ -1,4 +1,4 @@
-"""Programs run: with weights bound later, in spans, with every kind of literal; forbidden calls are refused."""
+"""Programs run: with weights bound later, in spans, with every kind of literal; calls that do not fit are refused."""
 
 import gc
 import random

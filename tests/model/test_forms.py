@@ -135,7 +135,7 @@ def test_two_conjugates_of_one_memory_are_two_weights():
     assert_same(module, made, ROWS)
 
 
-def test_a_language_model_gives_no_cache():
+def test_a_language_model_returns_no_cache():
     config = GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2, n_positions=32)
     model = GPT2Model(config).eval().requires_grad_(False)
     dynamic = {"input_ids": {0: "batch", 1: "sequence"}}

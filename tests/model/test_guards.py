@@ -29,7 +29,7 @@ def bag(indices, offsets, mode=0, table=TABLE):
     return run(BAG, table, torch.tensor(indices), torch.tensor(offsets), False, mode, False, None, False, -1)
 
 
-def test_within_bounds_the_operators_answer_as_ever():
+def test_within_bounds_the_operators_give_their_usual_results():
     assert torch.equal(run(HISTC, VALUES, bins=2, min=0, max=4), torch.tensor([2.0, 2.0]))
     assert torch.equal(bag([0, 1, 2, 3], [0, 3, 3])[0], torch.stack([TABLE[:3].sum(0), torch.zeros(3), TABLE[3]]))
     assert torch.equal(run(GROUPS, ROWS, MATRICES, torch.tensor([2, 6], dtype=torch.int32)), 16 * torch.ones(6, 16))

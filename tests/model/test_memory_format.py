@@ -1,4 +1,4 @@
-"""Weights have the same memory layout in a program as in the module, also after they were stored in blocks."""
+"""Weights keep the order of their dimensions in memory, also after they were stored in blocks."""
 
 import os
 
@@ -99,7 +99,7 @@ def test_channels_last_network_answers_bit_for_bit():
             assert torch.equal(given, module(x))
 
 
-def test_order_that_lists_no_dimensions_is_refused():
+def test_order_that_does_not_list_the_dimensions_is_refused():
     program = make_program([Call("aten.mul.Tensor", (Slot(1), Slot(0)), {}, (2,))])
     wrong = type(program)(
         **{name: getattr(program, name) for name in program.__struct_fields__}

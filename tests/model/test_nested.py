@@ -69,7 +69,7 @@ def test_a_conditional_whose_branches_differ_in_more_than_values_is_refused(func
 
 
 def test_a_nested_graph_replaces_no_other_attribute_of_the_module():
-    """Otherwise a file could hide a graph that the module runs from the conversion, by its name."""
+    """Otherwise the name of a graph in a file could hide it from the conversion, and the module would run it."""
 
     module = torch.export.export(Held(selected_twice), (ROWS,)).graph_module
     outer = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]

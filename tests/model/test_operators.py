@@ -48,7 +48,7 @@ FORBIDDEN = [
 ]
 
 
-def test_each_operator_is_in_one_list():
+def test_no_operator_is_in_two_lists():
     assert not FRESH & VIEWS
     assert not FRESH & MUTATING
     assert not VIEWS & MUTATING

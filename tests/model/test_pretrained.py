@@ -46,7 +46,7 @@ def test_saved_model_gives_the_same_bits(build, tmp_path):
     program, weights = export(*opened)
     inputs = {name: tensor[:1].repeat(3, *[1] * (tensor.dim() - 1)) for name, tensor in opened.example_inputs.items()}
     if build is bert:
-        # The longest is found, because the model shows it.
+        # The longest sequence is found, because the model fails at longer ones.
         assert program.dimensions["sequence"] == (1, 40)
     if "sequence" in program.dimensions:
         inputs = {name: tensor[:, :9].contiguous() for name, tensor in inputs.items()}

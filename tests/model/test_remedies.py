@@ -49,7 +49,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_names_the_line_and_the_way_out(message, capfd):
+def test_what_is_refused_names_the_line_and_the_remedy(message, capfd):
     module, example = REFUSED[message]
     with pytest.raises(ProgramError, match=message) as refused:
         export(module, (example,))
@@ -71,7 +71,7 @@ def test_a_scripted_module_is_named():
 
 
 @pytest.mark.parametrize("scale", [lambda n: 0.9**n, lambda n: round(n / 3)])
-def test_arithmetic_that_no_program_does_with_a_size_names_the_way_out(scale):
+def test_arithmetic_that_no_program_does_with_a_size_names_the_remedy(scale):
     class Scaled(nn.Module):
         def forward(self, x):
             return x * scale(x.shape[1])

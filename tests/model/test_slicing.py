@@ -101,7 +101,7 @@ def test_what_is_written_later_is_not_sent_before():
         assert torch.equal(y, expected)
 
 
-def test_only_what_later_slices_can_have_is_cut():
+def test_no_cut_is_made_where_a_later_slice_cannot_have_a_value():
     program = in_place()
     values = (*program.values[:3], Value("float32", BATCH_BY_4), program.values[4])
     assert possible(Slicer(make_program(program.calls, values=values))) == [3]

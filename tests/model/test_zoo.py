@@ -56,7 +56,7 @@ def test_a_small_model_is_ready_to_be_deployed(small):
     assert zoo.parameters_mb(small.module) < 10
 
 
-def test_answers_are_finite_and_depend_on_the_question(small):
+def test_answers_are_finite_and_depend_on_the_inputs(small):
     for answer in answers(small.module, small.example_inputs):
         assert answer.shape[0] == zoo.BATCH
         assert answer.isfinite().all()
@@ -74,7 +74,7 @@ def test_other_sizes_run(small):
 
 
 def test_no_two_weights_are_equal(small):
-    # Equal tensors would be stored once, and a benchmark would praise the store for it.
+    # Equal tensors would be stored once, and a benchmark would count that as saved by the store.
     seen = {}
     for name, tensor in [*small.module.named_parameters(), *small.module.named_buffers()]:
         if tensor.is_floating_point() and tensor.numel() > 1:
@@ -117,7 +117,7 @@ def test_small_and_full_have_the_same_layers(small, request):
 
 
 def test_boxes_are_where_the_network_says():
-    # With every offset zero a detector answers its default boxes, which lie about the whole image.
+    # If every offset is zero, a detector answers its default boxes, which cover the image.
     detector = zoo.build("ssd300", small=True).module
     boxes = detector.decode(torch.zeros(1, 8732, 4))[0]
     centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]

@@ -124,7 +124,7 @@ def _parts(argument):
 
 
 def _called(call, held):
-    """The results of one call, made the slow way."""
+    """The results of one call, which is executed without compilation."""
 
     def real(argument):
         match argument:

@@ -1,4 +1,4 @@
-"""Small models of the zoo and their programs, each exported once for several tests."""
+"""Small models of the zoo and their programs, whose exports several tests share."""
 
 from functools import lru_cache
 

@@ -97,7 +97,7 @@ def test_unmeasured_configurations_are_not_reported():
         assert service.corrections == []
 
 
-def test_only_runs_that_have_all_others_beside_them_count():
+def test_only_runs_at_full_concurrency_count():
     service = Service()
     service.worker(cores=2, concurrency=2)
     for _ in range(3 * RUNS_MIN):

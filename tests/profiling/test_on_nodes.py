@@ -35,7 +35,7 @@ def upload(client: Client, name: str, seed: int = 0, handler: str | None = None,
     return made.manifest.program.address
 
 
-def shapes(profile):
+def configurations(profile):
     return [(point.cores, point.batch, point.concurrency) for point in profile.points]
 
 
@@ -52,7 +52,7 @@ def test_each_configuration_is_measured_in_a_separate_process_and_reported(share
     results = []
     profile = client.profile("mlp", progress=results.append)
     wanted = [(1, b, p) for p in (1, 2) for b in (1, 2, 4)]
-    assert shapes(profile) == wanted
+    assert configurations(profile) == wanted
     assert [(p.point.cores, p.point.batch, p.point.concurrency) for p in results if p.point] == wanted
     assert all(point.latency_s > 0 and point.memory_bytes > 1 << 20 for point in profile.points)
     pids = [each.pid for each in results if each.pid]
@@ -84,7 +84,7 @@ def test_a_profile_is_used_for_every_variant_also_after_a_restart(shared_node):
         client.known_profile("mlp-a")
     options = ProfileOptions(layers=False)
     measured = client.profile("mlp-a", options=options)
-    assert shapes(measured) == [(1, 1, 1), (1, 2, 1)]
+    assert configurations(measured) == [(1, 1, 1), (1, 2, 1)]
     assert measured.layers == ()
     node.stop()
     node.start()
@@ -103,7 +103,7 @@ def test_a_profile_is_used_for_every_variant_also_after_a_restart(shared_node):
     upload(client, "mlp-c", seed=2, handler="def preprocess(inputs, state):\n    return inputs\n", max_batch=4)
     assert client.known_profile("mlp-c") == measured
     more = client.profile("mlp-c", options=options)
-    assert shapes(more) == [(1, 1, 1), (1, 2, 1), (1, 4, 1)]
+    assert configurations(more) == [(1, 1, 1), (1, 2, 1), (1, 4, 1)]
     assert more.points[:2] == measured.points
     assert client.known_profile("mlp-a").points == more.points
     results.clear()
@@ -111,7 +111,7 @@ def test_a_profile_is_used_for_every_variant_also_after_a_restart(shared_node):
         "mlp-a", options=ProfileOptions(layers=False, batches=(2,), again=True), progress=results.append
     )
     assert len([each for each in results if each.pid]) == 1
-    assert shapes(again) == shapes(more)
+    assert configurations(again) == configurations(more)
 
 
 def test_requests_during_a_measurement_are_all_answered(make_node):
@@ -135,7 +135,7 @@ def test_requests_during_a_measurement_are_all_answered(make_node):
         finally:
             over.set()
         assert asking.result() >= 20
-    assert shapes(profile) == [(1, 1, 1)]
+    assert configurations(profile) == [(1, 1, 1)]
     assert all(sorted(layer.latency_s) == [1] for layer in profile.layers)
 
 
@@ -156,7 +156,7 @@ def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept
     node.wait_for("Profiled")
     assert 2 <= len(own.known_profile("mlp").points) < 20
     assert answer(node) == (1, 16)
-    assert shapes(own.profile("mlp", options=ProfileOptions(batches=(1,), layers=False)))[0] == (1, 1, 1)
+    assert configurations(own.profile("mlp", options=ProfileOptions(batches=(1,), layers=False)))[0] == (1, 1, 1)
 
 
 def test_a_client_that_measures_is_told_that_the_node_stops(make_node):
@@ -184,7 +184,7 @@ def test_a_measurement_on_deploy_runs_in_the_background(shared_node):
     upload(node.client, "mlp", max_batch=2)
     node.wait_for("Profiled")
     profile = node.client.known_profile("mlp")
-    assert shapes(profile) == [(1, 1, 1), (1, 2, 1)]
+    assert configurations(profile) == [(1, 1, 1), (1, 2, 1)]
     assert len(profile.layers) == 5
 
 

@@ -225,7 +225,7 @@ def test_a_node_cancels_the_stages_that_the_stepper_cancels_when_its_caller_disc
     assert live == by_the_stepper(pipeline, happenings, drops=True)
 
 
-def test_past_the_deadline_nothing_is_asked_in_either_world() -> None:
+def test_past_the_deadline_no_stage_is_asked_on_a_node_or_in_the_simulation() -> None:
     stages = {
         "s0": Stage(function="f0", inputs={"x": "input:x"}),
         "s1": Stage(function="f1", inputs={"x": "s0:y"}),

@@ -1,7 +1,6 @@
 """A long random sequence of events, equal for equal seeds.
 
-As a program it prints every action of a scheduler under each named policy, to compare processes, bounds and schedulers
-(benchmarks/decisions.py).
+As a program it prints every action of a scheduler under each named policy, so that a test can compare processes.
 """
 
 import sys
@@ -29,7 +28,7 @@ NAMES = tuple("abcdefgh")
 FAMILIES = {"a": "one", "b": "one", "c": "one", "f": "two", "g": "two"}
 """The other functions share workers with no function."""
 IN_WORKERS = "ae"
-"""The functions that run in workers if there are devices."""
+"""The functions that run only in workers if there are devices."""
 EITHER = "bd"
 """Those that run in workers or on devices."""
 CUT = "dh"
@@ -42,7 +41,7 @@ POINTS = tuple(
 )
 PROFILE = Profile(weight_bytes=15, macs=100, points=POINTS)
 LEAST_MEMORY = 5
-"""The memory of a profiled worker."""
+"""The memory of the smallest profiled worker."""
 BOUNDS: dict[str, dict[str, int]] = {
     "nothing": {},
     "memory": {"memory_bytes": 40},
@@ -60,7 +59,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
     own: dict = dict(chance.choice([{}, {}, {"dedicated": True}, {"pinned": True}]))
     profile, most = chance.choice([None, PROFILE]), 2
     if family:
-        # Functions with retrained heads of one trunk and equal settings.
+        # Functions with retrained heads of one trunk and equal settings of workers.
         blobs, own, profile, most = [(f"trunk-of-{family}", 12), (f"{name}{number}", 3)], {}, PROFILE, 1
     own |= {"slo_ms": chance.choice([None, 500.0]), "late": chance.choice(["serve", "serve", "refuse"])}
     own["keep_alive_s"] = chance.choice([None, None, 0.0, 5.0])
@@ -75,7 +74,7 @@ def deploy(world: World, chance: Random, number: int) -> None:
 
 
 def manage(world: World, chance: Random, kind: float) -> None:
-    """Choose a rare event: a deploy, a removal, a disconnect or a failure."""
+    """Send a rare event, such as a removal, a cancellation, a failure or a profile."""
     if kind < 0.04 or not world.deployed:
         event = chance.choice([LoadAsked, UnloadAsked, LoadAsked, Removed])
         if world.deployed:
@@ -154,7 +153,7 @@ def play(world: World, chance: Random, steps: int, first: int = 0) -> None:
 
 
 def actions(policy: str, steps: int) -> list:
-    """Return the actions of a scheduler under a policy, with scarce resources and few workers; or with devices."""
+    """Return the actions under a policy, with all resources scarce and then with few workers; `devices`: on devices."""
     if policy == "devices":
         world = World(devices=tuple(DeviceConfig(name=f"virtual:{n}", memory_bytes=1 << 20) for n in range(2)))
         play(world, Random(1), steps)

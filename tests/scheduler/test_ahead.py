@@ -136,7 +136,7 @@ def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
 
 
 @pytest.mark.parametrize("bound", [{"workers_max": 2}, {"memory_bytes": 13 << 20}])
-def test_what_is_forked_ahead_goes_before_an_idle_worker(bound):
+def test_what_is_forked_ahead_is_stopped_before_an_idle_worker(bound):
     """The program of the other function is not among those that it holds."""
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
     world = node(spec("f", profile=profile), spec("g", tenant="u", profile=profile), **bound)
@@ -164,7 +164,7 @@ def test_a_start_without_memory_evicts_others_and_not_the_process_that_it_uses()
     assert [each.worker for each in of(StopWorker, world.log[before:])] == [beside]
 
 
-def test_the_only_place_is_taken_over_with_what_has_it():
+def test_a_start_takes_over_the_only_place_with_the_process_that_has_it():
     world = node(spec("f", keep_alive_s=1), workers_max=1)
     use(world)
     idle_ends(world)
@@ -174,7 +174,7 @@ def test_the_only_place_is_taken_over_with_what_has_it():
     assert use(world).ahead is not None
 
 
-def test_one_that_dies_is_replaced_later_each_time_and_no_function_is_blamed():
+def test_one_that_dies_is_replaced_later_each_time_and_counts_against_no_function():
     world = node(spec("f", keep_alive_s=1))
     use(world)
     refill(world)
@@ -195,7 +195,7 @@ def test_one_that_dies_is_replaced_later_each_time_and_no_function_is_blamed():
     assert use(world) is not None or world.state.workers
 
 
-def test_one_that_dies_while_it_is_taken_over_costs_nothing():
+def test_one_that_dies_while_it_is_taken_over_counts_against_no_function():
     """Its exit is on the way when a start names it: the node then forks a worker, and the exit belongs to no
     function.
     """
@@ -247,7 +247,7 @@ def test_a_starting_process_is_stopped_with_its_tenants_last_function():
     assert not world.state.tenants
 
 
-def test_a_machine_that_runs_short_gets_it_back_first_and_has_peace_for_a_while():
+def test_under_memory_pressure_it_is_stopped_first_and_for_a_while_none_is_forked():
     world = node(spec("f"))
     use(world)
     refill(world)

@@ -110,7 +110,7 @@ def test_with_fewer_devices_than_slices_what_they_displace_counts():
         assert asked(world) == list(PARTS)
         found = world.state.functions["f@1"].estimates.devices
         moved = sum(each.missing_bytes for each in world.log[before:] if isinstance(each, RunOnDevice))
-        # What is brought is waited for, but for the run that hides a part of it.
+        # A request waits for the transfers, of which the three runs of 0.1 s hide a part.
         assert moved
         assert found.wait_s + found.run_s == pytest.approx(moved / 1e6, abs=0.31)
 

@@ -36,7 +36,7 @@ def serve(world: World, seconds: float, name="f") -> str:
 
 
 def known(cpu_s=0.5, device_s=0.1, number=1, **config) -> Watched:
-    """A world with a function that has run both ways, and whose blocks are on the first device."""
+    """A world with a function that has run on the first device, which has its blocks; its profile has `cpu_s`."""
     world = Watched(devices=tuple(map(device, range(number))), **config)
     world.deploy(either(run_s=cpu_s))
     world.arrive()

@@ -64,7 +64,7 @@ class Node(Watched):
 
 
 def known(**options) -> Node:
-    """A node on which the program has run both ways."""
+    """A node on which a device has run the program; what a worker takes is known by then."""
     node = Node(**options)
     while node.serve() != "device":
         pass
@@ -208,7 +208,7 @@ def test_whatever_happens_requests_end(seed):
     assert not node.state.requests
 
 
-def test_worlds_without_calls_are_left_alone():
+def test_a_handler_that_calls_no_program_uses_no_device():
     world = World(devices=(device(),))
     world.deploy(spec("f", 1, [("f0", SIZE)], device="any", has_handler=True))
     request = world.arrive()

@@ -16,7 +16,7 @@ from tests.scheduler.world import World, spec
 MIB = 1 << 20
 NEED = 10 * MIB
 STATE = 3 * MIB
-"""The memory of each member's handler in a worker."""
+"""The memory that each bound member takes in a worker."""
 PROFILE = Profile(weight_bytes=10, macs=100, points=tuple(Point(1, NEED, 1, runs, 0.1) for runs in (1, 2)))
 NAMES = "fghij"
 
@@ -113,7 +113,7 @@ def test_a_bind_waits_for_a_function_that_runs_where_there_is_room_for_no_other(
     assert world.bound == {1: {"g@1"}}
 
 
-def test_an_idle_worker_leaves_so_that_the_next_bind_finds_room():
+def test_an_idle_worker_is_stopped_so_that_the_next_bind_finds_room():
     world = node(26, others="x")
     use(world, "x", "f")
     measure(world)
@@ -129,7 +129,7 @@ def test_an_idle_worker_leaves_so_that_the_next_bind_finds_room():
 
 
 def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
-    """A request waits next to a free slot of a busy worker, while another tenant has an idle worker."""
+    """A request waits next to a free slot of a busy worker, while a function outside its family has an idle worker."""
     world = node(mib)
     small = Profile(weight_bytes=10, macs=100, points=(Point(1, idle_mib * MIB, 1, 1, 0.1),))
     world.deploy(spec("x", blobs=(("x", 10),), profile=small))
@@ -141,7 +141,7 @@ def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
     return world, request
 
 
-def test_an_idle_worker_of_others_leaves_for_a_bind_where_nothing_is_idle_beside_it():
+def test_an_idle_worker_of_others_is_stopped_for_a_bind_where_nothing_is_idle_beside_it():
     world, request = beside_a_run(NEED // MIB + 15, idle_mib=10)
     assert [stop.worker for stop in of(StopWorker, world.log)] == [1]
     assert world.bound[2] == {"f@1", "g@1"}
@@ -274,7 +274,7 @@ def test_what_lacked_private_memory_is_bound_when_a_measurement_shows_that_there
 @example(
     "overwinter", 20, [*[("f", "u")] * 3, ("f", "m"), *((it, "u") for it in "ghi"), ("f", "a"), ("f", "m"), ("f", "u")]
 )
-# Memory that became free when a worker of another tenant ended.
+# Memory that became free when a worker of a function outside the family ended.
 @example("overwinter", 23, [*[("f", "u")] * 5, ("f", "m"), ("x", "u"), ("f", "a"), ("g", "a"), ("h", "u")])
 def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
     """In a worker that was measured once; the memory of the first function beyond its need is not known before."""

@@ -109,7 +109,7 @@ def test_the_core_of_a_tenant_without_one_goes_to_its_request_that_is_due_first(
     world.deploy(spec("v2", profile=profile(), tenant="v", slo_ms=900, timeout_s=500.0))
     world.arrive("v2")
     world.settle()
-    # Each of the tenants has one run, and the other function of each waits.
+    # Each of the tenants has one run, and its further requests wait.
     for name in ("e1", "v1", "e2"):
         world.arrive(name)
     again, urgent = world.arrive("v1"), world.arrive("v2")
@@ -132,7 +132,7 @@ def test_the_request_due_first_goes_first():
     assert order(world) == ["a", "c", "b", "d"]
 
 
-def test_what_cannot_be_in_time_any_more_makes_way_for_what_can():
+def test_requests_that_can_be_in_time_run_before_late_ones():
     world = awake("abc", slo_ms=100)
     world.arrive("a")
     world.arrive("b")
@@ -150,7 +150,7 @@ def test_a_stage_is_ordered_by_its_pipelines_slo_and_not_by_its_functions_own():
     assert order(world) == ["a", "d", "c", "b"]
 
 
-def test_what_is_late_is_not_kept_out_for_ever():
+def test_a_late_request_is_answered_although_others_keep_arriving():
     world = awake("ab", slo_ms=100, queue_limit=1000)
     world.arrive("a")
     late = world.arrive("b")
@@ -193,7 +193,7 @@ def test_of_one_function_too_the_late_are_answered_now_and_then():
     assert ended > 8
 
 
-def test_of_those_that_are_due_at_once_the_longest_waiting_goes_first_whatever_comes_for_it():
+def test_of_functions_due_at_the_same_time_the_one_that_has_waited_longest_runs_first():
     world = awake("abc", slo_ms=1000)
     for name in "caba":
         world.arrive(name)
@@ -255,7 +255,7 @@ def test_a_run_that_hangs_holds_its_core_for_a_while_only():
     assert asked not in world.answers
 
 
-def test_code_of_users_waits_for_no_core_and_holds_none():
+def test_a_run_of_a_handler_waits_for_no_core_and_holds_none():
     world = awake("ab", slo_ms=500)
     world.deploy(spec("h", has_handler=True, keep_alive_s=1000.0, timeout_s=500.0))
     world.arrive("h")
@@ -295,7 +295,7 @@ def test_a_wake_holds_its_core_for_the_request_it_was_made_for():
     assert running(world) == {"c"}
 
 
-def test_whoever_gave_up_waits_for_no_core():
+def test_a_function_whose_request_expired_waits_for_no_core():
     world = awake("ab", slo_ms=500)
     world.arrive("a")
     world.arrive("b", deadline=world.now + 0.01)

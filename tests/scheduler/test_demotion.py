@@ -50,7 +50,7 @@ def test_it_is_harmless_for_a_stopped_or_stopping_worker():
     assert len(stops(world)) == 1
 
 
-def test_who_has_only_a_demoted_worker_gets_another_although_that_one_computes():
+def test_a_function_with_only_a_demoted_worker_gets_another_although_that_one_computes():
     world = World(cores=1)
     world.deploy(spec(max_workers=2))
     world.arrive()

@@ -274,7 +274,7 @@ def test_each_waiting_function_gets_an_executor_and_only_one():
     assert len(of(world, StartExecutor)) == 3
 
 
-def test_an_executor_that_starts_on_a_device_that_is_too_small_serves_nobody():
+def test_a_function_does_not_wait_for_an_executor_that_starts_on_a_device_too_small_for_it():
     world = World(devices=(device(0), device(1, 4 << 20)))
     world.deploy(pooled("small", 1000))
     world.deploy(pooled("large", 2 << 20))

@@ -94,7 +94,7 @@ def test_an_evicted_function_is_unbound_when_it_leaves_the_host_store():
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_preparation_that_kills_its_executor_costs_nobody_else(hangs):
+def test_a_preparation_that_kills_its_executor_counts_against_no_request_and_no_device(hangs):
     world = loaded(pooled("f", 1000), pooled("g", 1000), start_timeout_s=5.0)
     world.arrive("f")
     world.ready()

@@ -25,7 +25,7 @@ def runs_of(world) -> list[RunOnDevice]:
 
 
 def world_of(*functions, **config) -> World:
-    """A world in which each function has run once, and a run takes 0.1 s."""
+    """A world in which each function has run twice, and a run takes 0.1 s."""
     world = World(devices=(device(),), **config)
     for function in functions:
         world.deploy(function)
@@ -67,7 +67,7 @@ def test_waiting_requests_of_siblings_share_a_run():
     ],
     ids=["family", "trunk", "batch"],
 )
-def test_functions_that_have_little_in_common_run_separately(other):
+def test_functions_of_other_families_or_trunks_or_without_batches_run_separately(other):
     world = world_of(variant("f"), other)
     arrive_during_a_run(world, "f", "g")
     world.settle()
@@ -123,7 +123,7 @@ def test_a_shared_run_without_adjacent_memory_is_tried_again_separately():
     assert runs_of(world)[before].functions == ()
 
 
-def test_a_mate_that_leaves_the_host_store_leaves_its_device_after_the_shared_run():
+def test_a_sibling_that_leaves_the_host_store_leaves_its_device_after_the_shared_run():
     world = world_of(variant("f"), variant("g"))
     waiting = arrive_during_a_run(world, "f", "g")
     world.send(UnloadAsked("g@1"))

@@ -26,7 +26,7 @@ def of(world, kind) -> list:
 
 
 def served(world, *names) -> None:
-    """Deploy functions, and let each answer a request."""
+    """Send a request to each of these functions, and let all be answered."""
     for name in names:
         world.arrive(name)
         world.settle()
@@ -261,7 +261,7 @@ def test_without_isolation_tenants_share_an_executor():
     assert [each.tenant for each in of(world, StartExecutor)] == [None]
 
 
-def test_a_new_version_is_proven_when_its_blocks_are_loaded():
+def test_the_trial_of_a_new_version_passes_when_its_blocks_are_loaded():
     world = World(devices=(device(),))
     world.deploy(pooled(), on_trial=True)
     assert world.loading
@@ -369,7 +369,7 @@ def test_a_tenant_gets_a_device_although_another_one_always_has_requests():
     assert [each.tenant for each in of(world, StartExecutor)][:2] == ["t", "u"]
 
 
-def test_two_devices_of_one_name_are_refused():
+def test_two_devices_of_one_name_and_unknown_peers_are_refused():
     with pytest.raises(ValueError, match="virtual:0"):
         World(devices=(device(), device()))
     with pytest.raises(ValueError, match="virtual:7"):

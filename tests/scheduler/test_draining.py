@@ -7,7 +7,7 @@ from overwinter.core.events import LoadAsked, Removed, UnloadAsked
 from tests.scheduler.world import World, spec
 
 DAY_S = 86_400.0
-GRACE_S = 30.0
+DRAIN_TIMEOUT_S = 30.0
 
 
 def asleep(world: World) -> int:
@@ -20,7 +20,7 @@ def asleep(world: World) -> int:
 
 
 @pytest.mark.parametrize(("event", "error"), [(Removed, "NotFoundError"), (UnloadAsked, "OverloadedError")])
-def test_a_run_that_does_not_end_goes_after_a_while(event, error):
+def test_a_run_that_does_not_end_is_ended_at_the_drain_timeout(event, error):
     world = World(workers_max=1, cores=2)
     request = asleep(world)
     world.deploy(spec("other", blobs=(("o", 10),), timeout_s=1000.0))
@@ -30,7 +30,7 @@ def test_a_run_that_does_not_end_goes_after_a_while(event, error):
     assert not [each for each in world.log if isinstance(each, StopWorker)]
     while request not in world.answers:
         world.ring()
-    assert world.now == GRACE_S
+    assert world.now == DRAIN_TIMEOUT_S
     assert world.answers[request].error == error
     assert [each.kill for each in world.log if isinstance(each, StopWorker)] == [True]
     world.settle()
@@ -42,19 +42,19 @@ def test_a_run_that_ends_in_time_is_answered(event):
     world = World(cores=2)
     request = asleep(world)
     world.send(event("sleeper@1"))
-    world.now += GRACE_S / 2
+    world.now += DRAIN_TIMEOUT_S / 2
     world.settle()
     assert isinstance(world.answers[request], Reply)
     world.calm()
     assert not world.alive
 
 
-def test_who_is_loaded_again_meanwhile_keeps_its_worker():
+def test_a_function_that_is_loaded_again_keeps_its_worker():
     world = World(cores=2)
     request = asleep(world)
     world.send(UnloadAsked("sleeper@1"))
     world.send(LoadAsked("sleeper@1"))
-    while world.alarm is not None and world.alarm <= 10 * GRACE_S:
+    while world.alarm is not None and world.alarm <= 10 * DRAIN_TIMEOUT_S:
         world.ring()
     assert request not in world.answers
     assert not [each for each in world.log if isinstance(each, Refuse | StopWorker)]

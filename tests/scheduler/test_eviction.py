@@ -10,7 +10,7 @@ from tests.scheduler.world import World, spec
 
 
 def own(name: str, **settings):
-    """Deploy a function of 10 shared bytes and 10 of its own."""
+    """Return a function of 10 shared bytes and 10 of its own."""
     return spec(name, blobs=(("base", 10), (f"{name}-head", 10)), keep_alive_s=0.0, **settings)
 
 
@@ -37,7 +37,7 @@ def dropped(world: World) -> list[str]:
     return [address for action in world.log if isinstance(action, Drop) for address in action.addresses]
 
 
-def test_the_one_used_longest_ago_leaves_and_what_is_shared_stays():
+def test_the_function_used_longest_ago_is_evicted_and_what_it_shares_stays():
     world = full(policy="lru")
     use(world, "f")
     world.deploy(own("i"))
@@ -65,7 +65,7 @@ def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
     assert shared == apart
 
 
-def test_reuse_restarts_the_time():
+def test_a_function_used_again_is_evicted_later():
     world = full(policy="lru")
     for name in ("f", "g"):
         use(world, name)
@@ -74,7 +74,7 @@ def test_reuse_restarts_the_time():
     assert dropped(world) == ["h-head"]
 
 
-def test_by_worth_many_bytes_leave_before_few_of_the_same_age():
+def test_cost_aware_eviction_evicts_many_bytes_before_few_that_were_used_longer_ago():
     world = World(host_bytes=6 << 10)
     for name, own_bytes in (("f", 5 << 10), ("g", 60)):
         world.deploy(spec(name, blobs=(("base", 10), (f"{name}-head", own_bytes)), keep_alive_s=0.0))
@@ -89,7 +89,7 @@ def test_by_worth_many_bytes_leave_before_few_of_the_same_age():
     assert dropped(world) == ["f-head"], "g was used longer ago, and gives back next to nothing"
 
 
-def test_what_is_pinned_never_leaves():
+def test_what_is_pinned_is_not_evicted():
     world = World(host_bytes=30, policy="lru")
     world.deploy(own("f", pinned=True))
     use(world, "f")
@@ -100,7 +100,7 @@ def test_what_is_pinned_never_leaves():
     assert dropped(world) == ["g-head"]
 
 
-def test_a_window_without_use_sends_a_function_to_disk():
+def test_unused_blocks_are_evicted_when_the_keep_alive_of_blocks_ends():
     world = World(host_keep_alive_s=60.0)
     world.deploy(own("f"))
     use(world, "f")
@@ -114,7 +114,7 @@ def test_a_window_without_use_sends_a_function_to_disk():
     assert isinstance(world.answers[2], Reply)
 
 
-def test_in_use_is_waited_for_and_then_everyone_is_served():
+def test_blocks_in_use_are_waited_for_and_then_both_functions_are_served():
     world = World(host_bytes=20)
     world.deploy(own("f"))
     world.deploy(spec("g", blobs=(("x", 20),), keep_alive_s=0.0))
@@ -133,7 +133,7 @@ def test_in_use_is_waited_for_and_then_everyone_is_served():
     assert set(dropped(world)) == {"base", "f-head"}
 
 
-def test_an_idle_worker_gives_way_to_whom_needs_the_bytes():
+def test_an_idle_worker_is_stopped_for_a_function_that_needs_its_bytes():
     world = World(host_bytes=20)
     world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),)))
     world.arrive("f")
@@ -146,7 +146,7 @@ def test_an_idle_worker_gives_way_to_whom_needs_the_bytes():
     assert world.now == 1.0
 
 
-def test_a_function_gives_way_when_one_of_its_workers_that_drained_is_gone_and_the_other_is_idle():
+def test_blocks_are_evicted_once_the_demoted_worker_is_gone_and_the_other_worker_is_idle():
     world = World(host_bytes=20, cores=4)
     world.deploy(spec("f", keep_alive_s=1000.0, blobs=(("x", 20),), max_workers=2))
     world.deploy(spec("g", blobs=(("y", 20),)))
@@ -164,7 +164,7 @@ def test_a_function_gives_way_when_one_of_its_workers_that_drained_is_gone_and_t
     assert dropped(world) == ["x"]
 
 
-def test_those_that_share_every_block_leave_one_after_the_other():
+def test_functions_that_share_every_block_are_evicted_one_after_the_other():
     world = World(host_bytes=20)
     for name in "fg":
         world.deploy(spec(name, keep_alive_s=0.0, blobs=(("x", 20),)))
@@ -183,7 +183,7 @@ def test_what_can_never_fit_is_refused_clearly_and_evicts_nothing():
     assert isinstance(refusal, Refuse)
     assert refusal.error == "NoSpaceError"
     assert "41 bytes" in refusal.message
-    assert "40" not in refusal.message, "what the node has is its operator's"
+    assert "40" not in refusal.message, "the capacity of the node is for its administrator"
     assert not dropped(world)
     world.log.clear()
     for name in "fgh":
@@ -246,7 +246,7 @@ def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_no
 
 
 @pytest.mark.parametrize(("nbytes", "left"), [(1, 30), (15, 20), (1000, 0)])
-def test_pressure_takes_just_as_much_as_is_asked(nbytes, left):
+def test_memory_pressure_evicts_no_more_functions_than_are_needed(nbytes, left):
     world = full()
     world.send(MemoryPressure(nbytes))
     assert world.resources.host.taken == left

@@ -160,7 +160,7 @@ def test_functions_that_shared_the_run_of_an_executor_that_died_have_not_failed(
 
 
 @pytest.mark.parametrize("event", [Cancelled, Removed])
-def test_an_executor_dies_in_a_run_for_which_nobody_waits(event):
+def test_a_run_for_which_nobody_waits_is_not_repeated_when_its_executor_dies(event):
     world = running(pooled(), pooled("g"))
     [(request,)] = [run.requests for run in world.devices.running.values()]
     world.send(event(request if event is Cancelled else "f@1"))
@@ -228,7 +228,7 @@ def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(event, er
     assert isinstance(world.answers[waiting], Reply)
 
 
-def test_a_mate_of_a_function_that_leaves_runs_again():
+def test_a_request_that_shares_a_run_with_a_removed_function_runs_again():
     world = world_of(variant("f", timeout_s=3600.0), variant("g", timeout_s=3600.0))
     first, second = arrive_during_a_run(world, "f", "g")
     assert of(world, RunOnDevice)[-1].functions == ("f@1", "g@1")

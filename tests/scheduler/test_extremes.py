@@ -16,7 +16,6 @@ from tests.scheduler.test_properties import AnyOrder
 from tests.scheduler.world import spec
 
 NAMES = ("x", "y")
-LEVELS = (0, 1, 1 << 62)
 
 
 def at_an_end(bound: Bound) -> st.SearchStrategy:

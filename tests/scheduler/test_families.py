@@ -1,4 +1,4 @@
-"""Functions of one family share workers: where each is bound, what a failure affects, and what each is billed."""
+"""Functions of one family share workers: where each is bound, and what a failure affects."""
 
 import pytest
 
@@ -107,7 +107,7 @@ def test_a_worker_has_no_room_for_functions_that_came_after_it():
     assert not of(Bind, world.log)
 
 
-def test_an_idle_worker_leaves_for_one_of_its_family_that_came_after_it():
+def test_an_idle_worker_is_stopped_for_one_of_its_family_that_came_after_it():
     world = family("f", config={"workers_max": 1})
     world.deploy(member("g"))
     request = world.arrive("g")
@@ -198,7 +198,7 @@ def test_a_workers_death_costs_each_request_one_retry_whoevers_it_is():
     assert all(isinstance(world.answers[request], Reply) for request in requests)
 
 
-def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
+def test_a_function_that_kills_two_workers_gets_workers_of_its_own_and_its_sibling_keeps_its():
     world = family("f", "g", config={"backoff_first_s": 0.1})
     for _ in range(2):
         world.arrive("f")
@@ -224,7 +224,7 @@ def test_who_kills_twice_gets_workers_of_its_own_and_its_sibling_keeps_its():
 
 
 def begin_in_one_worker(world, *, hangs: str) -> int:
-    """Start a run of a function, or a bind if it "binds", in the worker of its sibling `f`; return that worker."""
+    """Begin a run of `g`, or its bind if `hangs` is "binds", in the worker of `f`; return that worker."""
     world.arrive("f")
     world.calm()
     world.arrive("g")
@@ -234,7 +234,7 @@ def begin_in_one_worker(world, *, hangs: str) -> int:
 
 
 @pytest.mark.parametrize("hangs", ["runs", "binds"])
-def test_who_hangs_twice_gets_workers_of_its_own(hangs):
+def test_a_function_that_hangs_twice_gets_workers_of_its_own(hangs):
     config = {"start_timeout_s": 5.0, "backoff_first_s": 0.1, "backoff_max_s": 0.2}
     world = family("f", "g", config=config, timeout_s=5.0)
     isolated = []
@@ -255,7 +255,7 @@ def test_who_hangs_twice_gets_workers_of_its_own(hangs):
     assert [bound for bound in map(world.bound.get, world.alive) if {"f@1", "g@1"} <= bound] == []
 
 
-def test_one_that_hangs_now_and_then_stays_with_its_siblings():
+def test_a_function_that_hangs_now_and_then_stays_with_its_siblings():
     world = family("f", "g", config={"backoff_first_s": 0.1}, timeout_s=5.0)
     for _ in range(2):
         worker = begin_in_one_worker(world, hangs="runs")
@@ -299,7 +299,7 @@ def test_blocks_of_bound_members_are_held_until_they_are_unbound():
     assert gone[0] < dropped[0]
 
 
-def test_a_worker_that_takes_far_beyond_its_need_lets_idle_members_go():
+def test_idle_members_of_a_worker_far_beyond_its_need_are_unbound():
     world = family("f", "g", "h")
     for name in ("g", "h"):
         world.now += 0.1
@@ -332,7 +332,7 @@ def test_a_lost_block_releases_those_of_all_that_the_worker_had():
     assert not world.state.functions["g@1"].loaded
 
 
-def test_another_tenants_function_of_the_same_program_never_shares():
+def test_a_function_of_another_tenant_shares_no_worker():
     world = family("f")
     other = spec("g", 1, (("shared", 10),), family="another", tenant="u", max_workers=8)
     world.deploy(other)

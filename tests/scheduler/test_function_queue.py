@@ -64,7 +64,7 @@ def test_an_arrival_ranks_none_while_no_device_is_free(monkeypatch):
     assert not ranked
 
 
-def test_all_functions_of_a_long_line_are_served_in_turn():
+def test_all_functions_of_a_long_queue_are_served_in_turn():
     world = overloaded()
     seen: set[str] = set()
     for _ in range(3 * len(NAMES)):
@@ -102,7 +102,7 @@ def test_the_backlog_of_many_functions_is_estimated_by_the_first():
     )
 
 
-def test_a_tenant_is_served_beside_a_long_line_of_another():
+def test_a_tenant_is_served_beside_a_long_queue_of_another():
     world = World(devices=(device(0), device(1)))
     world.deploy(pooled("g", tenant="u"))
     for name in NAMES:

@@ -17,7 +17,7 @@ YEAR_S = 31_536_000.0
 
 
 def made(name, mib=10, **settings):
-    """Deploy a function that shares workers with no other and whose worker needs this much memory."""
+    """Return a function that shares workers with no other and whose worker needs this much memory."""
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, mib * MIB, 1, 1, 0.1),))
     return spec(name, blobs=((f"of-{name}", 5),), profile=profile, **settings)
 
@@ -74,7 +74,7 @@ def test_a_keep_alive_of_the_function_is_an_upper_bound():
 
 
 @pytest.mark.parametrize("policy", ["fixed", "tetris", "infless", "mls"])
-def test_a_policy_with_a_fixed_time_ends_what_says_none_of_its_own(policy):
+def test_a_policy_with_a_fixed_keep_alive_stops_the_workers_of_functions_that_set_none(policy):
     world = node(made("f"), made("g", keep_alive_s=5.0), policy=policy)
     use(world, "g", "f")
     began = world.now
@@ -86,7 +86,7 @@ def test_a_policy_with_a_fixed_time_ends_what_says_none_of_its_own(policy):
 
 
 @pytest.mark.parametrize(("policy", "stays"), [("overwinter", "often"), ("lru", "seldom")])
-def test_who_is_used_often_stays_and_the_baseline_looks_at_the_last_use_alone(policy, stays):
+def test_a_worker_used_often_stays_and_the_baseline_looks_at_the_last_use_alone(policy, stays):
     world = node(made("often"), made("seldom"), made("new"), policy=policy, memory_bytes=20 * MIB)
     use(world, "seldom", *["often"] * 20, "seldom", "new")
     assert awake(world) == {stays, "new"}
@@ -115,7 +115,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
 
 @pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", KEPT_FOR_TENANT_S)])
 def test_what_another_tenant_has_not_used_for_long_counts_for_no_share(tenant, after_s):
-    """The other tenant has no larger share than the one that needs memory; no function of the same tenant waits."""
+    """The other tenant has no larger share than the one that needs memory."""
     busy = made("busy", timeout_s=1000.0, max_workers=2)
     world = node(busy, made("idle", tenant=tenant), memory_bytes=20 * MIB)
     use(world, "idle")
@@ -163,7 +163,7 @@ def test_under_pressure_a_member_is_unbound_before_its_worker_stops():
     assert not world.state.workers
 
 
-def test_what_members_take_beyond_the_need_is_won_by_unbinding():
+def test_what_members_take_beyond_the_need_is_freed_by_unbinding():
     world = node(spec("f", family="one"), spec("g", family="one"), memory_bytes=None)
     use(world, "f", "g")
     [worker] = world.state.workers.values()

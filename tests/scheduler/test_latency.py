@@ -35,7 +35,7 @@ def test_where_nothing_was_measured_a_run_of_several_takes_what_runs_took():
     assert latency.shared_run_s(latency.default_point, [1, 1], 0.5) == 0.2
 
 
-def test_exclusive_bytes_of_functions_are_reported():
+def test_the_separate_part_is_relative_to_the_largest_function():
     assert separate_part_of({"a": 6, "b": 2}, {"a": 6, "c": 2}) == 0.25
     assert separate_part_of({"a": 6, "b": 2}, {"a": 6, "b": 2}, {"b": 2}) == 0.75
     assert separate_part_of({"a": 6}, {"a": 6}) == separate_part_of({}, {}) == 0.0
@@ -48,8 +48,8 @@ def test_exclusive_bytes_of_functions_are_reported():
     slowdown=st.sampled_from([0.5, 1.0, 3.0]),
     runs=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=4),
 )
-def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(guessed, own, slowdown, runs):
-    """This also holds where the node is slower than its profile throughout."""
+def test_the_times_of_shared_runs_are_learned_from_observed_runs(guessed, own, slowdown, runs):
+    """This also holds where the node is slower or faster than its profile throughout."""
     latency, trunk, point, truth = model(), Trunk({}, guessed), POINTS[-1], model()
     # A run of one function gives the slowdown, a shared run the part that is not shared.
     for _ in range(60):
@@ -60,7 +60,7 @@ def test_from_the_times_of_runs_it_is_learned_how_long_those_of_several_take(gue
         assert latency.shared_run_s(point, counts, trunk.separate_part) == pytest.approx(expected, rel=0.05)
 
 
-def test_one_slow_run_tells_little_and_what_bytes_say_no_more_once_times_tell():
+def test_one_slow_run_changes_the_separate_part_little_and_after_a_run_bytes_change_nothing():
     trunk = Trunk({})
     trunk.guess(0.4)
     trunk.guess(0.1)

@@ -4,30 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.scheduler.transitions import BLOCKS, FUNCTION, WORKER, Lives, check_steps, diagram
+from tests.scheduler.transitions import BLOCKS, FUNCTION, WORKER, LifecycleStates, check_steps, diagram
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs" / "architecture.md"
 TABLES = [FUNCTION, BLOCKS, WORKER]
 
 
-def lives(function="asleep", blocks="absent", worker="idle") -> Lives:
-    return Lives({"f@1": (function, blocks)}, {1: worker})
+def lifecycle_states(function="asleep", blocks="absent", worker="idle") -> LifecycleStates:
+    return LifecycleStates({"f@1": (function, blocks)}, {1: worker})
 
 
-def test_what_one_event_does_are_few_steps():
-    check_steps(lives("asleep"), lives("waking"))
-    check_steps(lives("awake"), lives("waking"))
-    check_steps(lives(worker="starting"), lives(worker="draining"))
+def test_one_event_may_cause_several_transitions():
+    check_steps(lifecycle_states("asleep"), lifecycle_states("waking"))
+    check_steps(lifecycle_states("awake"), lifecycle_states("waking"))
+    check_steps(lifecycle_states(worker="starting"), lifecycle_states(worker="draining"))
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (lives(worker="stopping"), lives(worker="idle")),
-        (lives(worker="idle"), lives(worker="starting")),
+        (lifecycle_states(worker="stopping"), lifecycle_states(worker="idle")),
+        (lifecycle_states(worker="idle"), lifecycle_states(worker="starting")),
     ],
 )
-def test_what_no_table_has_is_an_error(before, after):
+def test_a_change_that_no_transitions_lead_to_is_an_error(before, after):
     with pytest.raises(AssertionError, match="was"):
         check_steps(before, after)
 

@@ -1,4 +1,4 @@
-"""Blocks that vanish from memory are loaded again without refused requests, but not forever."""
+"""Blocks that vanish from memory are loaded again, but not forever; the capacity of a host store may change."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_blocks_that_vanish_twice_in_a_row_are_a_failure():
     assert world.state.functions == {}
 
 
-def test_a_request_waits_for_blocks_that_vanished_as_often_as_it_may():
+def test_a_request_whose_blocks_vanish_twice_is_answered():
     world = World()
     world.deploy(spec())
     request = world.arrive()

@@ -44,7 +44,7 @@ def measured(world: World, **mib: int) -> list[int]:
     return [stop.worker for stop in stops]
 
 
-def test_what_a_worker_takes_beyond_its_need_is_room_no_more():
+def test_what_a_worker_takes_beyond_its_need_counts_as_taken():
     world = node(memory_bytes=100 * MIB)
     woken(world, "grown")
     measured(world, grown=85)
@@ -57,7 +57,7 @@ def test_what_a_worker_takes_beyond_its_need_is_room_no_more():
     assert list(world.starting.values()) == ["next@1"]
 
 
-def test_who_takes_less_than_its_need_counts_for_it():
+def test_a_worker_that_takes_less_than_its_need_counts_with_its_need():
     world = node()
     woken(world, "f")
     measured(world, f=1)
@@ -86,9 +86,9 @@ def test_the_worker_with_too_much_memory_is_stopped_and_its_caller_gets_the_reas
     ]
 
 
-def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
+def test_its_requests_are_not_retried_and_its_function_backs_off_longer_each_time():
     world = node()
-    rests = []
+    backoffs = []
     woken(world, "greedy")
     for _ in range(3):
         later = world.arrive("greedy")
@@ -98,14 +98,14 @@ def test_it_is_not_tried_again_and_its_function_rests_longer_each_time():
         world.die()
         while not world.starting:
             world.ring()
-        rests.append(world.now - began)
+        backoffs.append(world.now - began)
         world.settle_processes()
-    assert rests == sorted(set(rests))
+    assert backoffs == sorted(set(backoffs))
     assert len([each for each in world.log if isinstance(each, StartWorker)]) == 4
 
 
 @pytest.mark.parametrize("state", ["runs", "is removed", "starts"])
-def test_who_needs_room_does_not_wait_for_the_greedy_of_others(state):
+def test_a_start_does_not_wait_for_memory_that_a_worker_of_another_tenant_takes_beyond_its_need(state):
     world = node()
     if state == "starts":
         world.deploy(spec("greedy", tenant="u", profile=PROFILE))
@@ -126,7 +126,7 @@ def test_who_needs_room_does_not_wait_for_the_greedy_of_others(state):
     assert isinstance(world.answers[mine], Reply)
 
 
-def test_a_tenant_waits_for_what_is_its_own():
+def test_a_start_waits_for_memory_that_a_worker_of_its_own_tenant_takes():
     world = node()
     woken(world, "mine")
     measured(world, mine=990)
@@ -152,7 +152,7 @@ def test_the_idle_worker_of_a_tenant_is_stopped_first():
     assert not world.state.functions["idle@1"].failures
 
 
-def test_as_many_go_as_it_takes_and_those_that_go_already_count():
+def test_as_many_workers_are_stopped_as_needed_counting_those_that_stop_already():
     world = node()
     workers = [woken(world, name)[0] for name in ("a", "b", "c")]
     assert measured(world, a=900, b=800, c=700) == workers[:2]
@@ -171,7 +171,7 @@ def test_an_idle_worker_is_stopped_before_a_run_is_refused(tenant, idle_s, goes)
     assert (request in world.answers) == (goes == "greedy")
 
 
-def test_who_needs_room_takes_it_from_a_cache_before_a_run_is_refused():
+def test_an_idle_worker_is_stopped_for_a_start_before_a_run_is_refused():
     world = node(memory_bytes=200 * MIB)
     idle, _ = woken(world, "idle", tenant="v", busy=False)
     _, request = woken(world, "greedy", tenant="u")
@@ -198,7 +198,7 @@ def test_where_no_worker_takes_far_more_the_idle_one_is_stopped_and_runs_are_ret
     assert isinstance(world.answers[request], Reply)
 
 
-def test_who_is_stopped_twice_for_a_little_hears_why():
+def test_a_request_whose_worker_is_stopped_twice_for_a_small_excess_gets_the_reason():
     world = node(memory_bytes=50 * MIB)
     _, request = woken(world, "f")
     for _ in range(2):
@@ -232,7 +232,7 @@ def test_a_worker_that_takes_too_much_before_it_is_ready_is_not_started_for_ever
     assert len([each for each in world.log if isinstance(each, StartWorker)]) == 1
 
 
-def test_what_a_removed_function_still_runs_may_not_take_more_either():
+def test_a_worker_of_a_removed_function_is_stopped_for_its_memory_too():
     world = node()
     worker, request = woken(world, "greedy")
     world.send(Removed("greedy@1"))
@@ -256,13 +256,13 @@ def test_without_a_bound_no_worker_is_stopped_for_its_memory():
     assert measured(world, f=1 << 25) == []
 
 
-def test_a_measurement_of_a_stopped_worker_changes_nothing():
+def test_a_measurement_of_an_unknown_worker_changes_nothing():
     world = node()
     assert world.send(MemoryMeasured(((99, 1 << 45),))) == []
     assert world.resources.memory.taken == 0
 
 
-def test_when_the_machine_runs_short_the_greedy_go_after_the_idle():
+def test_under_memory_pressure_idle_workers_are_stopped_before_those_that_exceed_their_need():
     world = node(memory_bytes=None)
     idle, _ = woken(world, "idle", busy=False)
     woken(world, "honest")

@@ -44,7 +44,7 @@ def started(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_a_function_that_always_has_work_gives_way_after_its_turn(concurrency):
+def test_the_worker_of_a_function_that_always_has_work_is_replaced_after_its_time_slice(concurrency):
     world = World(workers_max=1, cores=2)
     for name in "fg":
         world.deploy(spec(name, queue_limit=4096, timeout_s=1000.0, slo_ms=100, concurrency=concurrency))
@@ -84,7 +84,7 @@ def test_a_small_worker_waits_for_the_large_one_that_came_before_it():
     assert started(world) == ["busy@1", "large@1", "small@1"]
 
 
-def test_those_behind_a_cancelled_one_do_not_wait():
+def test_functions_behind_one_whose_request_expired_do_not_wait():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("busy", 50), ("large", 80), ("small", 20)):
         world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
@@ -100,7 +100,7 @@ def test_those_behind_a_cancelled_one_do_not_wait():
     assert started(world) == ["busy@1", "small@1"]
 
 
-def test_who_lost_its_room_to_a_start_in_a_hurry_takes_that_of_a_worker_whose_time_slice_is_over():
+def test_a_function_that_lost_its_place_to_an_urgent_start_gets_that_of_a_worker_whose_time_slice_is_over():
     world = World(memory_bytes=30, cores=1)
     for name, tenant, seconds, slo in (
         ("f", "u", 10.0, None),
@@ -130,7 +130,7 @@ def test_who_lost_its_room_to_a_start_in_a_hurry_takes_that_of_a_worker_whose_ti
     assert [id_ for id_, worker in world.state.workers.items() if worker.drain is not None] == [1]
 
 
-def test_many_idle_workers_go_for_one_large_one():
+def test_several_idle_workers_are_stopped_for_one_large_worker():
     world = World(cores=8, memory_bytes=100)
     for name in ("one", "two", "three"):
         world.deploy(spec(name, profile=profile(30), keep_alive_s=1000.0))
@@ -156,7 +156,7 @@ def test_no_worker_is_stopped_for_an_additional_one_that_does_not_fit_beside_the
     assert {type(world.answers[id_]).__name__ for id_ in asked} == {"Reply"}
 
 
-def test_a_function_that_always_has_work_gives_its_bytes_back_after_its_turn():
+def test_the_bytes_of_a_function_that_always_has_work_are_released_after_its_time_slice():
     world = World(cores=2, host_bytes=50)
     for name in "fg":
         blobs = ((f"{name}-a", 10), (f"{name}-b", 20))
@@ -190,7 +190,7 @@ def test_a_large_function_is_not_passed_by_for_ever_in_the_host_store():
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("memory", [None, 30])
 def test_no_request_waits_behind_an_idle_worker(policy, memory):
-    """There is memory for the simplest configuration, and not for the wanted one."""
+    """If memory is bounded, there is some for the simplest configuration, and not for the wanted one."""
     points = (Point(1, 10, 1, 1, 0.3), Point(2, 20, 8, 1, 0.2))
     settings = {"slo_ms": 400, "max_batch": 8, "threads": 2, "timeout_s": 1000.0}
     world = World(policy=policy, cores=3, memory_bytes=memory)
@@ -215,7 +215,7 @@ def test_no_request_waits_behind_an_idle_worker(policy, memory):
     assert world.now - begun < 10.0
 
 
-def test_no_more_workers_leave_than_are_needed():
+def test_no_more_workers_are_stopped_than_needed():
     points = (Point(1, 40, 1, 1, 0.1), Point(1, 90, 4, 1, 0.2))
     world = World(cores=8, memory_bytes=100)
     for name in ("one", "two"):
@@ -230,7 +230,7 @@ def test_no_more_workers_leave_than_are_needed():
     assert sum(isinstance(action, StopWorker) for action in world.log) == 1
 
 
-def test_who_is_given_up_in_line_gives_his_bytes_to_the_next():
+def test_a_waiting_function_that_is_refused_releases_its_bytes_to_the_next():
     world = World(workers_max=1, memory_bytes=10, host_bytes=20, cores=2)
     world.deploy(spec("busy", blobs=(("busy", 10),), profile=profile(5), keep_alive_s=1000.0, pinned=True))
     for name in "fg":
@@ -244,7 +244,7 @@ def test_who_is_given_up_in_line_gives_his_bytes_to_the_next():
     assert [type(world.answers[id_]).__name__ for id_ in asked] == ["Refuse", "Reply"]
 
 
-def test_who_loses_his_blocks_waits_for_no_core():
+def test_a_function_that_loses_its_blocks_waits_for_no_core():
     world = World(cores=1)
     for name in ("f", "busy"):
         world.deploy(spec(name, blobs=((name, 10),), timeout_s=1000.0))

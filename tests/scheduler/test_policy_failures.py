@@ -31,7 +31,7 @@ ILL = Profile(weight_bytes=12, macs=100, points=(Point(1, SICK_BYTES, 1, 1, SICK
 
 
 class Failing:
-    """Makes policies raise at some of their calls, the same ones for equal seeds."""
+    """Makes policies raise at those of their calls whose number is a multiple of `every`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
@@ -48,11 +48,12 @@ class Failing:
         return failing
 
     def in_everything(self) -> None:
-        """Fail in every called policy, for functions of ILL."""
+        """Fail in policies that are called for functions of ILL, and in evictions from the host store for any."""
         patch = self.monkeypatch
         for name, scaler in SCALERS.items():
             patch.setitem(_behind(SCALERS), name, self.wrap(scaler, lambda given: SICK in latencies(given.points)))
         for name, predictor in PREDICTORS.items():
+            # A predictor does not see whose rates these are: its calls are counted, and none fails.
             patch.setitem(_behind(PREDICTORS), name, self.wrap(predictor, lambda rates: False))
         for name, rule in batching.RULES.items():
             patch.setitem(batching.RULES, name, self.wrap(rule, lambda _, workers: is_ill(workers)))
@@ -91,7 +92,7 @@ def ill_and_sound(**config) -> World:
     return world
 
 
-def test_a_scaler_that_fails_on_a_function_puts_it_away_with_the_reason(failing):
+def test_a_function_on_which_a_policy_fails_is_quarantined_with_the_reason(failing):
     failing.in_everything()
     world = ill_and_sound()
     first, other = world.arrive("ill"), world.arrive("sound")
@@ -162,7 +163,7 @@ def test_a_function_that_ended_the_node_is_not_served_when_it_starts_again():
     assert isinstance(world.answers[again], Reply)
 
 
-def test_a_slo_below_the_floor_in_an_old_journal_divides_nothing(monkeypatch):
+def test_an_slo_below_its_bound_causes_no_division_by_zero(monkeypatch):
     """Every reader of `slo_s` must accept 0."""
     monkeypatch.setattr("overwinter.core.function.check_bounds", lambda *_: None)
     world = World(cores=2)
@@ -177,7 +178,7 @@ def test_a_slo_below_the_floor_in_an_old_journal_divides_nothing(monkeypatch):
 
 
 class AnyFailure(AnyOrder):
-    """Random events while policies fail on one function at random; then the same events again."""
+    """Random events while policies fail on functions of ILL; when they fail no more, a new function is served."""
 
     failing: Failing
     profiles = (None, ILL, SOUND, ILL)

@@ -19,7 +19,7 @@ LASTS_S = 20.0
 FAILING = 0.02
 """The share of operations that fail."""
 TIME_SLICE_S = 3.5
-"""The longest time without an answer to a waiting client, per function: a hundred wakes, and some seconds to change
+"""The longest time without an answer to a waiting client, per function: a hundred wakes, and half a second to change
 workers.
 """
 SMALL = Profile(weight_bytes=10, macs=1, points=(Point(1, 5, 1, 1, RUN_S),), wake_s=WAKE_S)

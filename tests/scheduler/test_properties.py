@@ -72,7 +72,7 @@ class AnyOrder(RuleBasedStateMachine):
     tenants: ClassVar[dict[str, str]] = {}
     """The tenants of functions that do not belong to `t`."""
     soon_s = SOON_S
-    """A request with a later deadline is answered."""
+    """In the end no request expires whose deadline is further away than this."""
     reuses_ids = True
     """Whether a function may be deployed under an id that another one has."""
 
@@ -297,7 +297,7 @@ def test_no_request_is_forgotten_under_any_bound(policy):
 
 @pytest.mark.parametrize("seed", [2716, 4088])
 def test_no_request_is_forgotten_under_all_bounds(seed):
-    """In these plays the worker that may be stopped for another tenant changed by what its tenant's others did."""
+    """Here other workers of its tenant changed whether a worker may be stopped for another tenant."""
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     replayed.play(world, Random(seed), 200)
     world.end_well(replayed.NAMES, SOON_S)

@@ -30,7 +30,7 @@ def brought(world) -> list[tuple[str, str, int]]:
 
 
 def two_devices(*functions, **config) -> World:
-    """Return a world with these functions, of which both devices have an executor, and the first has f."""
+    """Return a world with these functions, in which both devices have an executor, and the first one has f."""
     world = World(**{"devices": (device(0), device(1)), **config})
     for each in functions:
         world.deploy(each)
@@ -193,7 +193,7 @@ def test_nothing_is_brought_to_a_device_of_another_tenant():
     assert brought(world) == []
 
 
-def test_a_replica_takes_the_place_of_what_is_worth_less_only():
+def test_a_replica_replaces_less_valuable_functions_only():
     # Both are on the second device, and only one of them leaves room.
     world = two_devices(F, pooled("other", 700_000, slo_ms=300.0))
     world.now += 1000.0

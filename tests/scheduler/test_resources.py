@@ -1,4 +1,4 @@
-"""A new resource needs changes in three files only: its name, its claim, and how it is released."""
+"""A new resource needs a name and a claim in `Resources`: then it bounds workers, and all that wait get some of it."""
 
 from random import Random
 

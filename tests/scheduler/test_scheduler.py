@@ -94,7 +94,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back():
     assert refusal.retry_after_s >= 1.0
 
 
-def test_an_idle_worker_sleeps_after_the_keep_alive_which_restarts_on_reuse():
+def test_an_idle_worker_is_stopped_after_the_keep_alive_which_restarts_on_reuse():
     world = awake(keep_alive_s=10.0)
     world.now = 6.0
     world.arrive()
@@ -130,14 +130,14 @@ def test_the_backoff_doubles_and_ends_with_success():
     world.deploy(spec(timeout_s=1000))
     world.arrive()
     world.load_blocks()
-    rests = []
+    backoffs = []
     for _ in range(4):
         world.die()
         before = world.now
         world.ring()
-        rests.append(world.now - before)
+        backoffs.append(world.now - before)
     world.settle()
-    assert rests == [1.0, 2.0, 3.0, 3.0]
+    assert backoffs == [1.0, 2.0, 3.0, 3.0]
     assert world.state.functions["f@1"].failures == 0
 
 
@@ -193,7 +193,7 @@ def test_a_new_version_that_fails_its_trial_leaves_no_trace():
     assert "f@2" not in world.state.functions
 
 
-def test_a_failed_stage_refuses_and_rests():
+def test_a_load_that_fails_refuses_the_request_and_its_function_backs_off():
     world = World()
     world.deploy(spec())
     request = world.arrive()
@@ -218,7 +218,7 @@ def test_lost_blocks_are_loaded_again():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_unload_gives_everything_back_and_load_wakes():
+def test_unload_stops_the_worker_and_drops_the_blocks_and_load_wakes():
     world = awake()
     actions = world.send(UnloadAsked("f@1"))
     assert kinds(actions) == ["StopWorker", "Drop"]
@@ -250,7 +250,7 @@ def test_only_unshared_blocks_are_dropped():
     assert [a.addresses for a in actions if isinstance(a, Drop)] == [("a",)]
 
 
-def test_the_longest_idle_worker_gives_way_when_the_node_is_full():
+def test_the_longest_idle_worker_is_stopped_when_the_node_is_full():
     world = World(workers_max=2)
     for name in "fgh":
         world.deploy(spec(name=name))
@@ -290,7 +290,7 @@ def test_a_cancelled_request_is_not_run():
     assert set(world.answers) == {1}
 
 
-def test_the_zygote_prepares_each_program_once_a_life():
+def test_a_zygote_prepares_each_program_once():
     world = World()
     world.deploy(spec(keep_alive_s=1.0))
     for _ in range(2):
@@ -330,7 +330,7 @@ def test_the_program_of_a_function_with_code_of_its_own_is_prepared_too():
     assert any(isinstance(a, Prepare) for a in world.log)
 
 
-def test_late_and_foreign_news_change_nothing():
+def test_events_of_unknown_runs_workers_and_requests_change_nothing():
     world = awake()
     before = repr(world.state)
     assert world.send(RunEnded(1, 99)) == []
@@ -415,7 +415,7 @@ def test_blocks_that_are_loaded_after_a_removal_are_released():
     assert not world.resident
 
 
-def test_a_restored_function_gives_back_what_was_resident_and_only_that():
+def test_resident_blocks_of_a_restored_function_are_dropped_if_no_other_holds_them():
     world = World()
     world.resident = {("", "a"), ("", "b")}
     world.deploy(spec(name="f", blobs=(("a", 1),)))
@@ -440,7 +440,7 @@ def test_a_slow_program_is_not_warmed_up_in_the_zygote():
     assert "Prepare" in kinds(world.finish())
 
 
-def test_the_zygote_holds_so_many_programs_and_the_one_used_longest_ago_makes_room():
+def test_the_zygote_holds_a_limited_number_of_programs_and_forgets_the_one_used_longest_ago():
     world = World(prepared_max=2)
     for name in "fghf":
         if name not in world.blobs and f"{name}@1" not in world.blobs:
@@ -489,7 +489,7 @@ def until_starting(world) -> None:
     world.load_blocks()
 
 
-def until_quiet(world) -> None:
+def until_backing_off(world) -> None:
     world.arrive()
     world.load_blocks()
     world.die()
@@ -497,7 +497,7 @@ def until_quiet(world) -> None:
     world.send(LoadAsked("f@1"))
 
 
-@pytest.mark.parametrize("until", [until_loading, until_starting, until_quiet])
+@pytest.mark.parametrize("until", [until_loading, until_starting, until_backing_off])
 @pytest.mark.parametrize(
     ("event", "error"),
     [
@@ -506,7 +506,7 @@ def until_quiet(world) -> None:
         (Deployed(spec()), "NotFoundError"),
     ],
 )
-def test_a_load_hears_that_the_function_went_away(until, event, error):
+def test_a_load_is_answered_with_an_error_when_its_function_is_unloaded_removed_or_replaced(until, event, error):
     world = World()
     world.deploy(spec())
     world.send(LoadAsked("f@1"))
@@ -518,7 +518,7 @@ def test_a_load_hears_that_the_function_went_away(until, event, error):
     assert load_results(world) == [("f@1", error)]
 
 
-def test_a_load_hears_of_a_crash_and_the_next_one_of_success():
+def test_a_load_is_answered_with_the_crash_and_the_next_one_with_success():
     world = World()
     world.deploy(spec())
     world.send(LoadAsked("f@1"))
@@ -531,7 +531,7 @@ def test_a_load_hears_of_a_crash_and_the_next_one_of_success():
     assert load_results(world) == [("f@1", "WorkerError"), ("f@1", None)]
 
 
-def test_a_load_that_comes_while_the_function_gives_way_is_heard():
+def test_a_load_that_comes_while_its_function_is_evicted_is_answered():
     world = World(host_bytes=30)
     world.deploy(spec("f", keep_alive_s=1000.0))
     world.deploy(spec("g", blobs=(("x", 30),)))
@@ -568,7 +568,7 @@ def test_a_request_whose_worker_dies_after_an_unload_is_not_left_waiting():
     assert world.answers[request].error == "OverloadedError"
 
 
-def test_an_old_stage_that_fails_does_not_touch_the_new_load():
+def test_an_old_load_that_fails_does_not_affect_the_new_one():
     world = World()
     world.deploy(spec())
     world.arrive()
@@ -582,7 +582,7 @@ def test_an_old_stage_that_fails_does_not_touch_the_new_load():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_an_old_stage_that_ends_does_not_stand_for_the_new_one():
+def test_an_old_load_that_ends_does_not_complete_the_new_one():
     world = World()
     world.deploy(spec())
     world.arrive()

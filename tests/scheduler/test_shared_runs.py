@@ -21,7 +21,7 @@ def member(name, blobs=None, **settings):
 
 
 def family(*members, world=World, **config) -> World:
-    """Return a world with functions of one family that are bound in one worker, each with concurrency one."""
+    """Return a world with functions of one family that are bound in one worker."""
     world = world(**config)
     for each in members:
         world.deploy(each)
@@ -68,7 +68,7 @@ def test_the_requests_that_are_due_next_join_up_to_the_batch():
     assert running(world) == [("f@1", "h@1")]
 
 
-def test_a_failure_is_its_requests_alone():
+def test_a_failure_of_one_request_refuses_no_other():
     world = family(member("f"), member("g"))
     busy(world)
     f, g = world.arrive("f"), world.arrive("g")
@@ -96,7 +96,7 @@ def test_a_run_that_failed_for_some_says_nothing_of_what_sharing_costs():
 
 
 @pytest.mark.parametrize("alone", [{"max_batch": 1}, {"config": {"policy": "separate"}}, {"blobs": (("other", 20),)}])
-def test_who_allows_no_batch_has_little_in_common_or_may_not_join_by_policy_runs_alone(alone):
+def test_functions_without_batches_common_weights_or_a_policy_that_joins_run_separately(alone):
     settings = {key: value for key, value in alone.items() if key == "max_batch"}
     own = alone.get("blobs")
     world = family(member("f", **settings), member("g", own, **settings), **alone.get("config", {}))
@@ -155,7 +155,7 @@ def test_a_death_costs_every_request_of_the_run_one_retry_and_its_functions_shar
     assert not [each for each in world.log if isinstance(each, Explanation) and each.what == "isolate"]
 
 
-def test_who_kills_runs_of_several_is_found_and_the_others_share_workers_on():
+def test_only_the_function_that_kills_shared_runs_is_isolated():
     world = family(member("f"), member("g"), member("bad"), backoff_first_s=0.1)
     busy(world)
     requests = [world.arrive(name) for name in ("f", "g", "bad")]
@@ -282,7 +282,7 @@ def measured(batches=(1, 2, 4, 8), base=0.02, each=0.01):
 
 
 def half_own(name, **settings):
-    """Deploy a function of which half of a run is not shared."""
+    """Return a function of which half of a run is not shared."""
     settings = {"max_batch": 8, "slo_ms": 1000.0, "profile": measured(base=0.08)} | settings
     return member(name, (("trunk", 20), (f"own-of-{name}", 20)), **settings)
 
@@ -306,8 +306,8 @@ def test_a_run_of_several_is_expected_to_take_what_each_has_for_itself_function_
 
 
 def hurried(*waited_s):
-    """A worker completes a run when requests of `f`, which refuses late ones, have waited this long, and one of each of
-    the others; returns the next run.
+    """Let requests of `f`, which refuses late ones, wait this long, and then one of each other function arrive; a run
+    ends. Return the world, the next run, the requests of `f`, and the others.
     """
     first = half_own("f", slo_ms=200.0, late="refuse", profile=measured())
     world = family(first, *(half_own(name, profile=measured()) for name in "ghk"))
@@ -397,7 +397,7 @@ def test_the_leader_of_a_run_is_not_made_late_by_those_that_join_it(orders, slos
     assert not world.open
 
 
-def test_who_waits_for_a_full_batch_looks_again_when_a_siblings_request_is_gone():
+def test_a_wait_for_a_full_batch_is_computed_again_when_requests_of_siblings_are_cancelled():
     settings = {"slo_ms": 1000.0, "profile": measured(base=0.08)}
     world = family(*(member(name, max_batch=8, **settings) for name in "fghk"), policy=Policy(batching="adaptive"))
     world.calm()

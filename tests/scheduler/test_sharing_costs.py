@@ -27,7 +27,7 @@ def runs(sharing: Sharing, count: int, cost: Callable[[], float], alone_s: float
     return joined
 
 
-def test_shared_runs_that_fail_are_looks_too():
+def test_shared_runs_that_fail_count_as_tries_of_sharing():
     sharing = Sharing()
     runs(sharing, 100, lambda: 3.0)
     joined = []

@@ -1,4 +1,4 @@
-"""The number of workers of a function as its rate changes, and the logged reasons."""
+"""The number of workers of a function as its rate changes, and its explanation."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def workers(world: World) -> int:
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"oracle"}))
-def test_every_policy_grows_shrinks_and_sleeps(policy):
+def test_under_every_policy_the_number_of_workers_follows_the_rate_down_to_none(policy):
     world = made(policy, keep_alive_s=30.0)
     play(world, 0.5, 60)
     few = workers(world)
@@ -74,7 +74,7 @@ def test_a_steady_rate_changes_nothing_once_served():
     assert not [action for action in world.log if isinstance(action, StartWorker)]
 
 
-def test_when_nothing_keeps_the_slo_it_is_served_and_said():
+def test_if_no_configuration_meets_the_slo_requests_are_served_and_that_is_explained():
     world = made(slo_ms=5)
     play(world, 2, 30)
     assert all(type(answer).__name__ == "Reply" for answer in world.answers.values())
@@ -92,7 +92,7 @@ def test_a_profile_that_comes_later_counts_from_then_on():
     assert workers(world) > 1
 
 
-def test_settings_bound_the_shapes():
+def test_settings_bound_the_configurations():
     world = made(threads=1, max_batch=2)
     play(world, 60, 40)
     started = [action for action in world.log if isinstance(action, StartWorker)]
@@ -100,7 +100,7 @@ def test_settings_bound_the_shapes():
     assert {worker.point.batch for worker in world.state.workers.values()} <= {1, 2}
 
 
-def test_workers_never_pass_the_memory_they_may_have():
+def test_workers_do_not_exceed_the_memory_they_may_have():
     world = World(cores=8, memory_bytes=250)
     for name in "fg":
         world.deploy(spec(name, profile=PROFILE, slo_ms=400, max_workers=8, keep_alive_s=100))
@@ -204,7 +204,7 @@ def test_a_retry_is_sent_at_once_to_an_idle_worker():
     assert [run.requests for run in world.running.values()] == [first.requests]
 
 
-def test_a_shape_chosen_in_want_of_room_is_forgotten_with_the_want():
+def test_a_function_that_once_lacked_memory_starts_in_its_usual_configuration():
     points = (Point(1, 10, 1, 1, 0.1), Point(1, 80, 4, 1, 0.3))
     world = World(cores=8, memory_bytes=100)
     settings = {"max_batch": 4, "keep_alive_s": 5.0, "timeout_s": 600.0}

@@ -108,7 +108,7 @@ def test_slices_batch():
 
 
 @pytest.mark.parametrize("ended", ["removed", "unloaded"])
-def test_what_is_gone_meanwhile_refuses_the_request(ended):
+def test_a_request_whose_slices_are_removed_or_unloaded_is_refused(ended):
     world = world_of()
     request = world.arrive("f")
     world.settle_processes()

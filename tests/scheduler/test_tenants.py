@@ -14,7 +14,7 @@ from tests.scheduler.test_properties import TIMEOUT_S, AnyOrder
 from tests.scheduler.world import World, spec
 
 DAY_S = 86_400.0
-GRACE_S = 30.0
+DRAIN_TIMEOUT_S = 30.0
 
 
 def sleepers(world: World, count: int, tenant="a") -> None:
@@ -74,8 +74,8 @@ def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
         world.now += 1.0
 
 
-def test_who_comes_late_gets_what_another_has_beyond_its_share():
-    """All workers sleep for a day: one is killed when its run timed out, and the new tenant keeps its place."""
+def test_a_tenant_that_comes_later_gets_what_another_has_beyond_its_share():
+    """All workers sleep for a day: one is killed at the drain timeout, and the new tenant keeps its place."""
     world = World(workers_max=8)
     sleepers(world, 20)
     well(world, keep_alive_s=1000.0)
@@ -84,7 +84,7 @@ def test_who_comes_late_gets_what_another_has_beyond_its_share():
     assert request not in world.answers
     while not any(isinstance(each, StopWorker) for each in world.log):
         world.ring()
-    assert world.now <= GRACE_S + 1.0
+    assert world.now <= DRAIN_TIMEOUT_S + 1.0
     killed = [each.worker for each in world.log if isinstance(each, StopWorker)]
     assert len(killed) == 1
     world.settle_processes()
@@ -119,7 +119,7 @@ def test_a_start_or_bind_that_hangs_is_ended_for_another_tenant(hangs_in):
     began = world.now
     while not world.stopping:
         world.ring()
-    assert began < world.now <= began + GRACE_S + 1.0
+    assert began < world.now <= began + DRAIN_TIMEOUT_S + 1.0
     [killed] = world.stopping
     world.die(killed)
     [started] = [worker for worker, name in world.starting.items() if name == "b@1"]
@@ -143,13 +143,13 @@ def test_a_start_is_not_ended_while_its_tenant_alone_waits_for_places():
     assert world.now >= 500.0
 
 
-def test_who_unloads_and_loads_keeps_no_worker_that_another_waits_for():
+def test_a_tenant_that_unloads_and_loads_keeps_no_worker_that_another_waits_for():
     world = World(workers_max=2)
     sleepers(world, 2)
     well(world)
     request = world.arrive("b")
     world.settle_processes()
-    while request not in world.answers and world.now < 3 * GRACE_S:
+    while request not in world.answers and world.now < 3 * DRAIN_TIMEOUT_S:
         for name in ("a0@1", "a1@1"):
             world.send(UnloadAsked(name))
             world.send(LoadAsked(name))
@@ -170,17 +170,17 @@ def test_a_worker_whose_function_is_loaded_again_is_not_kept_while_another_tenan
     well(world)
     request = world.arrive("b")
     world.settle_processes()
-    world.now += GRACE_S - 1.0
+    world.now += DRAIN_TIMEOUT_S - 1.0
     world.send(LoadAsked("a0@1"))
     while not world.stopping:
         world.ring()
-    assert world.now <= began + GRACE_S
+    assert world.now <= began + DRAIN_TIMEOUT_S
     world.settle_processes()
     finish(world, "b")
     assert isinstance(world.answers[request], Reply)
 
 
-def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
+def test_an_idle_worker_beyond_a_tenants_share_is_stopped_at_once_and_a_tenant_with_fewer_keeps_its_own():
     world = World(workers_max=4)
     for name in ("a1", "a2", "a3"):
         world.deploy(spec(name, blobs=((name, 1),), tenant="a", keep_alive_s=1000.0))
@@ -194,7 +194,7 @@ def test_idle_workers_beyond_the_share_go_at_once_and_the_poor_keep_theirs():
     assert [workers_of(world, tenant) for tenant in "abc"] == [2, 1, 1]
 
 
-def test_no_tenant_keeps_more_private_memory_than_the_other_leaves():
+def test_a_worker_is_ended_for_a_tenant_that_finds_no_private_memory():
     world = World(memory_bytes=100 << 20, workers_max=32)
     sleepers(world, 10)
     assert workers_of(world, "a") == 6
@@ -206,10 +206,10 @@ def test_no_tenant_keeps_more_private_memory_than_the_other_leaves():
         if request not in world.answers:
             world.ring()
     assert isinstance(world.answers[request], Reply)
-    assert world.now <= GRACE_S + 1.0
+    assert world.now <= DRAIN_TIMEOUT_S + 1.0
 
 
-def test_an_idle_worker_goes_as_soon_as_the_less_valuable_one_is_wanted():
+def test_an_idle_worker_is_stopped_as_soon_as_the_less_valuable_one_is_wanted():
     """The less valuable worker is so large that its tenant would have less than the other without it."""
     world = World(memory_bytes=40, host_bytes=3)
 
@@ -236,7 +236,7 @@ def test_an_idle_worker_goes_as_soon_as_the_less_valuable_one_is_wanted():
     assert workers_of(world, "b") == 2
 
 
-def test_a_tenant_has_no_more_than_it_was_given():
+def test_a_tenant_has_no_more_workers_than_its_limit():
     world = World(workers_max=32, tenant_workers_max=3)
     sleepers(world, 10)
     assert workers_of(world, "a") == 3

@@ -57,7 +57,7 @@ def test_the_same_steps_choose_the_same_versions():
     assert chosen() == chosen()
 
 
-def test_a_version_that_is_removed_while_split_leaves_its_share_to_the_newest():
+def test_the_newest_version_answers_all_after_a_version_of_the_split_is_removed():
     world = node(1, 2, 3)
     set_traffic(world, (1, 50), (2, 50))
     world.send(Removed("f@2"))

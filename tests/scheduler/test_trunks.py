@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from overwinter.scheduler.trunks import COMMON_PART, Trunks, separate_part_of
 
 
-def test_who_has_half_of_the_bytes_in_common_with_a_member_shares_its_trunk_and_others_found_one():
+def test_a_function_with_half_of_its_bytes_in_common_with_a_member_joins_its_trunk_and_others_start_one():
     trunks = Trunks()
     assert trunks.join("f", {"a": 10, "b": 2}) == "f"
     assert trunks.join("g", {"c": 10, "b": 2}) == "g"
@@ -28,7 +28,7 @@ def test_a_trunk_is_there_as_long_as_a_member_of_it():
     assert trunks.join("g", {"a": 10}) == "g"
 
 
-def test_a_function_that_comes_again_with_other_weights_disturbs_none_of_those_it_was_with():
+def test_a_function_that_returns_with_other_weights_starts_a_trunk_of_its_own():
     trunks = Trunks()
     for name in "fg":
         trunks.join(name, {"a": 10})

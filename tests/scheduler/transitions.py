@@ -58,20 +58,20 @@ def blocks_state(function: Function) -> BlocksState:
     return "present" if function.loaded else "absent" if function.loading is None else "coming"
 
 
-class Lives(msgspec.Struct, frozen=True):
-    """The states of all at one time."""
+class LifecycleStates(msgspec.Struct, frozen=True):
+    """The states of all functions and workers at one time."""
 
     functions: dict[FunctionId, tuple[FunctionState, BlocksState]]
     workers: dict[WorkerId, WorkerState]
 
 
-def lives(state: State, now: Seconds) -> Lives:
-    """What all are at this time."""
+def lifecycle_states(state: State, now: Seconds) -> LifecycleStates:
+    """The states of all functions and workers at this time."""
     functions = {id_: (function_state(each, now), blocks_state(each)) for id_, each in state.functions.items()}
-    return Lives(functions, {id_: worker_state(each) for id_, each in state.workers.items()})
+    return LifecycleStates(functions, {id_: worker_state(each) for id_, each in state.workers.items()})
 
 
-def check_steps(before: Lives, after: Lives) -> None:
+def check_steps(before: LifecycleStates, after: LifecycleStates) -> None:
     """AssertionError for a change to which the steps of one event do not lead."""
     for id_ in before.functions.keys() & after.functions.keys():
         (life, blocks), (life_now, blocks_now) = before.functions[id_], after.functions[id_]
@@ -83,7 +83,7 @@ def check_steps(before: Lives, after: Lives) -> None:
 
 
 def _within(steps: int, table: Mapping[tuple[str, str], str]) -> dict[str, set[str]]:
-    """The states that are reachable in so many steps, by their first state."""
+    """The states that are reachable in at most so many steps, by their first state."""
     found = {state: {state} for (before, _), after in table.items() for state in (before, after)}
     for _ in range(steps):
         found = {

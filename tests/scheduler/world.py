@@ -46,9 +46,7 @@ from overwinter.core.ids import function_id, is_part, program_id, program_name, 
 from overwinter.scheduler.invariants import check
 from overwinter.scheduler.scheduler import Scheduler
 from tests.scheduler.devices import Devices
-from tests.scheduler.transitions import check_steps, lives
-
-COUNTING = ("LoadFinished", "Prepare")
+from tests.scheduler.transitions import check_steps, lifecycle_states
 
 
 def spec(
@@ -106,7 +104,7 @@ class World:
         """The existing functions, on trial or not."""
         self.on_trial: set[str] = set()
         self.loading: set[str] = set()
-        """The functions for which a deploy or a load is in progress."""
+        """The functions whose trial or load is in progress."""
         self.open: dict[int, float] = {}
         """The deadline of each request without an answer."""
         self.resident: set[tuple[str, str]] = set()
@@ -115,7 +113,7 @@ class World:
         self.alive: set[int] = set()
         self.stopping: set[int] = set()
         self.ahead: dict[int, str] = {}
-        """Processes that wait for a start, and a function of their tenant."""
+        """Processes forked ahead that no start has taken over, each with a function of its tenant."""
         self.running: dict[int, Run] = {}
         self.devices = Devices(self.scheduler.cycle.config.devices)
         self.binding: list[Bind] = []
@@ -128,11 +126,11 @@ class World:
         self.next_request = 0
 
     def send(self, event) -> list:
-        before = lives(self.state, self.now)
+        before = lifecycle_states(self.state, self.now)
         actions = self.scheduler.handle(event, self.now)
         check(self.scheduler.cycle)
         if not isinstance(event, Deployed):
-            check_steps(before, lives(self.state, self.now))
+            check_steps(before, lifecycle_states(self.state, self.now))
         self.take_note(event)
         for action in actions:
             self.carry_out(action)
@@ -204,7 +202,7 @@ class World:
             case Drop(addresses, store):
                 self.resident -= {(store, address) for address in addresses}
             case LoadFinished():
-                self.hear(action)
+                self.end_load(action)
             case Prepare() | Evict() | Explanation():
                 pass
 
@@ -224,7 +222,7 @@ class World:
     def family_of(self, function) -> tuple[str, str]:
         return self.families[function]
 
-    def hear(self, finished: LoadFinished) -> None:
+    def end_load(self, finished: LoadFinished) -> None:
         self.loading.discard(finished.function)
         if finished.error is not None and finished.function in self.state.functions:
             # It was deployed again before the end of its trial, and the new trial goes on.
@@ -352,11 +350,11 @@ class World:
             if self.alarm is None:
                 return
             self.ring()
-        raise AssertionError("it never comes to rest")
+        raise AssertionError("its alarms never end")
 
     def end_well(self, names, soon_s) -> None:
         """From any state on, if everything succeeds, every request is answered, every function can be served, every
-        worker becomes idle and can be evicted. Each request whose deadline is further away than `soon_s` is answered.
+        worker becomes idle and can be evicted. No request expires whose deadline is further away than `soon_s`.
         """
         for function in list(self.deployed):
             self.send(RateForecast(function, 0.0))

@@ -110,7 +110,7 @@ def test_a_stage_calls_the_version_that_it_names():
     assert report.applications["app"].requests == report.applications["app"].answered > 2
 
 
-def test_a_refused_stage_ends_the_whole_and_the_others_are_given_up():
+def test_a_refused_stage_ends_the_whole_and_the_others_are_cancelled():
     narrow = stage_function("b", settings={"queue_limit": 1, "max_workers": 1})
     stages = {
         "left": {"function": "a", "inputs": {"x": "input:x"}},

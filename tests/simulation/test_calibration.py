@@ -36,7 +36,7 @@ def test_the_machine_and_the_function_come_back():
     assert made.scheduler_profile().weight_bytes == 40 * MIB
 
 
-def test_runs_in_service_that_take_longer_than_the_profile_are_reported():
+def test_runs_in_service_that_take_longer_raise_the_latencies_of_the_profile():
     scenario, _, steps = journal()
     [known], seen = scenario.functions, calibration.observed(steps).functions["f@1"]
     slower = seen._replace(later=[0.01 + each for each in seen.later])

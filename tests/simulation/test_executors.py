@@ -56,7 +56,7 @@ class Pool:
             self.finish()
 
     def finish(self):
-        """Return the events of what is in progress, with the seconds since the last call."""
+        """Let all that is in progress end; `ended` then has the events, with the seconds since this call."""
         began = self.timeline.now
         self.events.clear()
         while self.timeline.next_at() < float("inf"):

@@ -44,7 +44,7 @@ def steps_of(policy: str, **changes):
     return report, list(read_journal(file)[1])
 
 
-def test_the_world_foretells_what_then_comes():
+def test_the_world_forecasts_the_arrivals_that_follow():
     report, steps = steps_of("oracle")
     came = [step.now for step in steps if isinstance(step.event, Arrived)]
     results = [step for step in steps if isinstance(step.event, RateForecast)]
@@ -62,11 +62,11 @@ def test_only_an_oracle_gets_forecasts_and_the_requests_are_the_same():
     assert asked[0] == asked[1]
 
 
-def test_an_oracle_scales_out_before_the_burst_comes():
-    """The rate doubles in each period: the last rate never suffices, the future one does."""
-    doubling = {"kind": "periodic", "low": 1.0, "high": 60.0, "period_s": 120.0}
+def test_an_oracle_scales_out_before_the_rate_rises():
+    """While the rate rises, that of the last period does not suffice, and that of the next one does."""
+    triangle = {"kind": "periodic", "low": 1.0, "high": 60.0, "period_s": 120.0}
     costly = function(
-        latency_ms={"1": 200}, serial=0.05, settings={"slo_ms": 400, "threads": 4, "max_workers": 32}, workload=doubling
+        latency_ms={"1": 200}, serial=0.05, settings={"slo_ms": 400, "threads": 4, "max_workers": 32}, workload=triangle
     )
     reports = {
         policy: World(scene(costly, node={"cores": 64}, scheduler={"policy": policy}, duration_s=120)).run()

@@ -1,7 +1,7 @@
-"""On the papers' own workloads, with their workers of one function each.
+"""Overwinter's rules are no worse than those of the papers on the papers' workloads, and better than a kernel's.
 
-Overwinter's rules need no more memory than Tetris's DTS where only memory counts, and miss no more SLOs than AsyFunc's
-MLS at the same or a better use of resources.
+They need no more memory than Tetris's DTS where only memory counts, and their attainment is no lower than that of
+AsyFunc's MLS at the same or a better use of cores. It is higher than where a kernel shares the cores among all runs.
 """
 
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_no_more_memory_than_dts(application):
 
 
 @pytest.mark.parametrize("model", ["resnet50", "inception-v3"])
-def test_no_more_broken_slos_than_mls_and_no_worse_use_of_cores(model):
+def test_no_lower_attainment_than_mls_and_no_worse_use_of_cores(model):
     scenario = read_scenario(SCENARIOS / "asyfunc.toml")
     functions = tuple(each for each in scenario.functions if each.name == model)
     scenario = msgspec.structs.replace(scenario, functions=functions, duration_s=120.0)
@@ -52,7 +52,7 @@ def test_no_more_broken_slos_than_mls_and_no_worse_use_of_cores(model):
 
 
 @pytest.mark.parametrize("rate", [4.0, 6.0, 7.0])
-def test_more_slos_are_kept_than_where_a_kernel_shares_the_cores(rate):
+def test_attainment_is_higher_than_where_a_kernel_shares_the_cores(rate):
     table = {
         "duration_s": 120,
         "node": {"cores": 2},

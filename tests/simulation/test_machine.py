@@ -70,7 +70,7 @@ def test_cancelled_jobs_give_their_cores_back_once():
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=12),
 )
 def test_all_work_is_done_and_cores_are_idle_only_without_work(count, jobs):
-    """Compared with a clock that moves in small steps."""
+    """Compared with a computation that goes from each begin or end of a job to the next."""
     shop = Shop(count)
     for number, (at, cores, seconds) in enumerate(jobs):
         shop.timeline.at(at, partial(shop.submit, str(number), cores, seconds))
@@ -92,7 +92,7 @@ def test_all_work_is_done_and_cores_are_idle_only_without_work(count, jobs):
     assert ended == pytest.approx(expected)
 
 
-def test_things_at_the_same_time_happen_in_the_order_they_were_said():
+def test_callbacks_at_the_same_time_run_in_the_order_in_which_they_were_given():
     timeline, seen = Timeline(), []
     for name in "abc":
         timeline.at(1.0, partial(seen.append, name))

@@ -21,7 +21,7 @@ FAULTS = {
 
 
 def pool(faults=None, policy="overwinter", **changes):
-    """Return a scenario of five functions, of which the two devices together hold about three."""
+    """Return a scenario of five functions, of which the two devices together hold two to four."""
     on_device = {"settings": {"device": "pool", "slo_ms": 200, "timeout_s": 20}, "latency_ms": {"1": 10}, "rate": 5.0}
     models = [
         function("siblings", variants=3, **on_device),

@@ -55,7 +55,7 @@ def test_a_request_runs_through_all_slices_and_with_a_device_for_each_nothing_is
         assert [run.function for run in runs if reply.request in run.requests] == SLICES
 
 
-def test_with_fewer_devices_slices_are_brought_for_each_request():
+def test_with_fewer_devices_slices_are_brought_again():
     report, _ = recorded(scenario(large(), devices=2))
     assert report.total.answered == report.total.requests
     assert report.total.moved_bytes > 10 * report.total.requests * MIB

@@ -9,7 +9,7 @@ LONG_MS = 600_000
 
 
 def shared(tenants: tuple[str, str], duration_s=120, **scheduler):
-    # A run of the model takes a core also while it sleeps, so it is slower than alone.
+    # A simulated run takes a core also while its handler sleeps, so the other tenant is slower than it is alone.
     sleepers = function(
         "sleeper",
         tenant=tenants[0],

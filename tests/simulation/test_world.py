@@ -58,7 +58,7 @@ def test_a_wake_in_a_process_forked_ahead_saves_the_fork_and_the_containment():
     assert ahead.p50_ms == pytest.approx(20 - 4 + 40, rel=0.01)
 
 
-def test_what_is_forked_ahead_and_dies_costs_no_request():
+def test_what_is_forked_ahead_and_dies_loses_no_request():
     alone = function(rate=0.5, settings={"keep_alive_s": 0.01})
     faults = {"worker_life_s": 3.0, "zygote_life_s": 60.0}
     made = scene(alone, duration_s=600, scheduler={"workers_ahead": 2}, faults=faults)
@@ -94,13 +94,13 @@ def test_what_is_loaded_says_in_which_store():
     assert {(event.function, event.store) for event in loaded} == {("own@1", "red"), ("shared@1", "")}
 
 
-def test_workers_sleep_after_their_keep_alive():
+def test_workers_are_stopped_after_their_keep_alive():
     report = World(scene(function(rate=0.05), duration_s=600)).run()
     assert report.total.wakes["host"] > 5
     assert report.total.worker_seconds < 0.5 * 600
 
 
-def test_a_small_machine_is_slower_and_says_so():
+def test_a_small_machine_has_a_lower_attainment():
     busy = function(rate=16.0, variants=4)
     large = World(scene(busy, node={"cores": 8})).run()
     small = World(scene(busy, node={"cores": 1})).run()

@@ -1,4 +1,4 @@
-"""Fixtures: `transformers` without its log, and its pipelines for comparison."""
+"""A fixture that silences the log and the progress bars of `transformers`."""
 
 import pytest
 import transformers

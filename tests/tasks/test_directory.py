@@ -56,7 +56,7 @@ def test_sample_is_one_that_the_function_can_answer(weather):
         ("image-classification", {}, "BertForSequenceClassification; image-classification needs"),
     ],
 )
-def test_wrong_order_is_named(task, options, words, weather):
+def test_wrong_task_or_option_is_named(task, options, words, weather):
     with pytest.raises((CallerError, AuthorError), match=words):
         open_directory(weather, task, options)
 
@@ -69,7 +69,7 @@ def test_wrong_order_is_named(task, options, words, weather):
         (speech_directory, "automatic-speech-recognition", "vocab.json"),
     ],
 )
-def test_missing_file_is_named_with_the_way_out(make, task, file, tmp_path):
+def test_missing_file_is_named_with_the_remedy(make, task, file, tmp_path):
     path = make(tmp_path / "whole")
     (path / file).unlink()
     with pytest.raises(ProgramError, match=f"has no {file}, which {task} needs: .*save_pretrained"):
@@ -87,7 +87,7 @@ def test_missing_tokenizer_and_labels_are_named(weather, tmp_path):
         open_directory(tmp_path, "text-classification")
 
 
-def test_model_that_does_not_heed_the_mask_is_refused(tmp_path):
+def test_model_whose_outputs_depend_on_the_padding_is_refused(tmp_path):
     path = text_directory(tmp_path, "FNetForSequenceClassification", WEATHER)
     with pytest.raises(
         ProgramError, match="FNetForSequenceClassification gives other outputs for an input that is padded"
@@ -139,7 +139,7 @@ def test_processor_that_does_more_is_refused(tmp_path):
         open_directory(image_directory(tmp_path, processor), "image-classification")
 
 
-def test_tags_need_a_model_that_tags(tmp_path):
+def test_without_truncation_the_handler_has_no_longest_text(tmp_path):
     path = text_directory(tmp_path, "DistilBertForTokenClassification", TAGS)
     opened = open_directory(path, "token-classification", {"truncation": False})
     assert json.loads(opened.assets["task.json"])["longest"] is None
@@ -155,7 +155,7 @@ def test_model_in_16_bits_is_given_what_it_takes(make, tmp_path):
     assert example.dtype == torch.bfloat16
 
 
-def test_tokens_that_the_model_has_not_are_refused(weather, tmp_path):
+def test_tokens_beyond_the_vocabulary_of_the_model_are_refused(weather, tmp_path):
     config = transformers.BertConfig.from_pretrained(weather)
     config.vocab_size = 20
     copy_without(weather, tmp_path, "model.safetensors")
@@ -164,7 +164,7 @@ def test_tokens_that_the_model_has_not_are_refused(weather, tmp_path):
         open_directory(tmp_path, "text-classification")
 
 
-def test_sample_too_long_for_the_model_is_cut_without_a_word(weather, caplog):
+def test_sample_too_long_for_the_model_is_cut_without_a_warning(weather, caplog):
     library = logging.getLogger("transformers")
     library.addHandler(caplog.handler)
     transformers.logging.set_verbosity_warning()

@@ -37,7 +37,7 @@ def test_a_function_is_described_by_the_version_that_answers():
         assert shown() == slo_ms
 
 
-def test_nothing_of_late_has_no_latency():
+def test_without_recent_answers_there_is_no_latency():
     assert recent_latency([], 100.0) == (0.0, None, None)
     assert recent_latency([(1.0, 5.0)], 1.0 + WINDOW_S) == (0.0, None, None)
 

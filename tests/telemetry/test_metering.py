@@ -43,7 +43,7 @@ def usage_file(tmp_path):
 
 
 @pytest.mark.parametrize("flushes", [(), (0.5,), (2.0, 2.5, 6.0), (9.5,), (10.0, 10.0)])
-def test_a_life_is_billed_once_however_often_it_is_written_down(usage_file, flushes):
+def test_usage_is_billed_once_however_often_it_is_flushed(usage_file, flushes):
     statistics, said = Statistics(), []
     meter = Meter(statistics, usage_file, said.append)
     for now, event, *actions in sorted([*LIFE, *((at, None) for at in flushes)], key=lambda step: step[0]):
@@ -141,7 +141,7 @@ def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(usage
     assert idle_ms((*TRIED, *CALLED), usage_file) == {"f": 2 * 4000}
 
 
-def test_who_was_only_tried_does_not_pay_beside_a_sibling(usage_file):
+def test_a_function_that_was_only_tried_does_not_pay_beside_a_sibling(usage_file):
     assert idle_ms((*TRIED, *SIBLING), usage_file) == {"f": 0, "g": 7000}
 
 

@@ -91,9 +91,9 @@ def test_the_readers_agree_with_the_scheduler_whatever_happens(seed, isolation, 
         world.agree()
     world.calm()
     world.agree()
-    ledger = UsageFile(tmp_path / "usage.sqlite")
-    Meter(world.statistics, ledger, print).flush(world.now, DAY)
-    ledger.close()
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    Meter(world.statistics, usage_file, print).flush(world.now, DAY)
+    usage_file.close()
     assert world.statistics.removed_tallies == []
 
 
@@ -175,8 +175,8 @@ def test_a_function_pays_for_its_runs_and_a_tenth_while_it_lies_in_the_host_stor
     world = Watched(devices=(device(),))
     for name in "fg":
         world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool"))
-    ledger = UsageFile(tmp_path / "usage.sqlite")
-    meter = Meter(world.statistics, ledger, print)
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    meter = Meter(world.statistics, usage_file, print)
     world.serve("f", 2.0)
     world.wait(1.0)
     world.serve("g", 1.0)
@@ -200,7 +200,7 @@ def test_a_function_pays_for_its_runs_and_a_tenth_while_it_lies_in_the_host_stor
     meter.flush(world.now, DAY)
     after = [each.device for each in meter.usage(None, world.now + 9, DAY)]
     assert after == [f, g]
-    ledger.close()
+    usage_file.close()
 
 
 def test_blocks_that_are_brought_ahead_are_charged_to_no_function(tmp_path):
@@ -221,9 +221,9 @@ def test_without_devices_nothing_is_added(tmp_path):
     world = Watched()
     world.deploy(spec())
     world.serve()
-    ledger = UsageFile(tmp_path / "usage.sqlite")
-    [used] = Meter(world.statistics, ledger, print).usage(None, world.now, DAY)
-    ledger.close()
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    [used] = Meter(world.statistics, usage_file, print).usage(None, world.now, DAY)
+    usage_file.close()
     assert used.device is None
     assert isinstance(world.answers[1], Reply)
     assert not world.statistics.pool.devices

@@ -1,4 +1,4 @@
-"""A buffer is mapped as far as it is used, has a fixed size, and releases memory between runs."""
+"""A buffer is mapped as far as it is used, its file has a fixed size, and it releases memory between runs."""
 
 import fcntl
 import mmap

@@ -100,7 +100,7 @@ def compiled(monkeypatch):
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_warm_up_compiles_both_forms_and_gives_way_to_the_next_message(stack, compiled, monkeypatch, interrupted):
+def test_a_warm_up_compiles_both_forms_unless_a_message_interrupts_it(stack, compiled, monkeypatch, interrupted):
     channel, theirs, slot = ends(stack)
     allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
     device = stack.enter_context(closing(VirtualDevice("a", allocator)))
@@ -110,7 +110,7 @@ def test_a_warm_up_compiles_both_forms_and_gives_way_to_the_next_message(stack, 
     sent = EncodedTensor("x", x)
     write(slot, sent)
     if not interrupted:
-        # All messages wait from the beginning.
+        # All messages are sent before the warm-up begins, and would interrupt it.
         monkeypatch.setattr(Inbox, "has_message", lambda inbox: False)
     hand_over(channel, "first", model, set())
     channel.send(WarmUp("first@1"))
@@ -127,7 +127,7 @@ def test_a_warm_up_compiles_both_forms_and_gives_way_to_the_next_message(stack, 
         torch.testing.assert_close(read(slot.outputs, meta, 0), model(x)["y"])
 
 
-def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
+def test_blocks_that_move_for_a_sibling_are_read_where_they_are(stack):
     channel, theirs, slot = ends(stack)
     allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
     device = stack.enter_context(closing(VirtualDevice("a", allocator)))
@@ -156,7 +156,7 @@ def test_blocks_that_move_for_a_mate_are_read_where_they_are(stack):
 
 
 class Breaking(VirtualDevice):
-    """A device that is unusable after its first run, which fails."""
+    """A device whose first run fails and makes it unusable."""
 
     def run(self, program, weights, *arguments):
         raise RuntimeError("an illegal address")

@@ -66,5 +66,5 @@ def test_the_end_of_a_heap_of_huge_pages_is_given_back():
 
 
 def test_buffers_for_products_of_matrices_are_given_back():
-    # What else is given back was given back before.
+    # Everything else was released by the call before.
     assert reported_kib(BUFFERS) > 512

@@ -1,4 +1,4 @@
-"""Libraries imported in advance are in every fork, and share no state among tenants. They may be missing or broken."""
+"""Libraries imported in advance may be missing or broken, and forks draw different random numbers."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ for _ in range(2):
 """
 
 
-def test_a_broken_library_is_reported_and_a_missing_one_is_not(tmp_path, monkeypatch):
+def test_a_broken_library_is_reported_and_a_missing_one_only_if_the_administrator_chose_it(tmp_path, monkeypatch):
     (tmp_path / "broken_ahead.py").write_text("raise ValueError('made for another version')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "HANDLER_LIBRARIES", ("broken_ahead", "not_installed_ahead"))
@@ -33,7 +33,7 @@ def test_a_broken_library_is_reported_and_a_missing_one_is_not(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("error", ["SystemExit(1)", "RuntimeError('no')"])
-def test_the_zygote_continues_after_any_error_of_the_operators_library(tmp_path, monkeypatch, error):
+def test_the_zygote_continues_after_any_error_of_the_administrators_library(tmp_path, monkeypatch, error):
     (tmp_path / "raises_ahead.py").write_text(f"raise {error}")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(libraries, "HANDLER_LIBRARIES", ())

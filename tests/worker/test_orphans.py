@@ -74,7 +74,7 @@ def children_of(parent: int) -> list[int]:
     return [pid for pid, its_parent in parents_of_all().items() if its_parent == parent]
 
 
-def test_a_user_is_killed_as_soon_as_a_process_can_be_forked(monkeypatch):
+def test_the_processes_of_a_user_are_killed_as_soon_as_a_process_can_be_forked(monkeypatch):
     forks, killed = iter([OSError(), OSError(), 7]), []
 
     def fork():

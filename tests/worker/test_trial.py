@@ -36,7 +36,7 @@ def runner(prepared, handler: str, outputs=()) -> Runner:
     return Runner("f@1", prepared, [], Handler(Code(handler), {}), outputs)
 
 
-def test_a_request_is_made_up_of_what_the_handler_declares(prepared):
+def test_a_request_is_generated_from_what_the_handler_declares(prepared):
     assert trial.generated_warning(runner(prepared, LENGTHS), TEXTS) == ""
 
 
@@ -60,7 +60,7 @@ FAULTS = {
         "def postprocess(outputs, inputs, state):\n    return {'y': outputs['y'].cfloat()}\n",
         "complex64",
     ),
-    "breaks its declaration": (
+    "returns another name": (
         "def postprocess(outputs, inputs, state):\n    return {'z': outputs['y']}\n",
         "OUTPUTS, by default the program's outputs, has",
     ),

@@ -30,6 +30,6 @@ for main in (worker, tenants_zygote):
 """
 
 
-def test_a_fork_whose_zygote_was_given_up_ends_without_a_word():
+def test_a_fork_whose_zygote_was_given_up_ends_and_writes_nothing():
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert (ran.stderr, ran.stdout) == ("", "1\n1\n")

@@ -33,7 +33,7 @@ def test_adaptive_waits_as_long_as_one_more_would_still_be_in_time():
     assert not step.late
 
 
-def test_adaptive_takes_the_smallest_worker_that_holds_them_all():
+def test_adaptive_takes_the_smallest_worker_whose_batch_holds_all_requests():
     small, middle, large = worker(1, 2), worker(2, 4), worker(3, 8)
     step = adaptive(waiting(3, 0.69), [large, small, middle])
     assert isinstance(step, Send)
@@ -46,7 +46,7 @@ def test_a_full_batch_of_the_largest_worker_does_not_wait():
     assert (step.worker.id, step.count) == (2, 4)
 
 
-def test_requests_that_no_worker_can_answer_in_time_are_sent_late_to_the_strongest_worker():
+def test_requests_that_no_worker_can_answer_in_time_are_sent_late_to_the_worker_with_most_cores():
     step = adaptive(waiting(3, 0.95), [worker(1, 4), worker(2, 4, cores=2)])
     assert isinstance(step, Send)
     assert step.late
@@ -107,7 +107,7 @@ def test_a_waiting_batch_is_sent_by_its_timer_at_the_latest():
     world.deploy(spec(profile=PROFILE, slo_ms=1000, max_batch=4, keep_alive_s=100))
     world.arrive()
     world.settle()
-    assert not world.answers, "alone, it waits for company"
+    assert not world.answers, "a single request waits for others"
     while not world.answers:
         world.ring()
         world.settle()
@@ -124,7 +124,7 @@ def late(world: World) -> list[str]:
     return [type(world.answers.get(id_)).__name__ for id_ in (1, 2, 3)]
 
 
-def test_what_is_late_is_served_all_the_same_unless_its_owner_said_refuse():
+def test_late_requests_are_served_unless_the_function_is_set_to_refuse_them():
     world = World(policy="batch+")
     world.deploy(spec(profile=PROFILE, slo_ms=1000, max_batch=4, late="serve"))
     assert late(world) == ["NoneType"] * 3
@@ -194,7 +194,7 @@ def test_an_urgent_request_does_not_hide_how_long_those_behind_it_wait():
     assert world.now - came <= 1.0 - PROFILE.latency_s(1, len(run.requests), 1)
 
 
-def test_who_refuses_what_is_late_answers_somebody_after_each_wake():
+def test_a_function_that_refuses_late_requests_answers_one_after_each_wake():
     """A wake takes longer than the SLO: refusing all requests that waited for it each time would answer none."""
     made = Profile(weight_bytes=30, macs=1, points=(Point(1, 5, 1, 1, 0.01),), wake_s=0.5)
     world = World(cores=2)

@@ -1,4 +1,4 @@
-"""Requests go to the device on which their function's execution waits least for blocks."""
+"""By default requests go to the device on which their function's execution waits least for blocks."""
 
 from collections import Counter
 

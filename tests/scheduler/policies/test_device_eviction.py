@@ -1,4 +1,4 @@
-"""What costs least to bring again is evicted first."""
+"""By default what costs least to bring again is evicted first."""
 
 import msgspec
 import pytest

@@ -35,7 +35,7 @@ def test_a_history_says_nothing_before_there_is_one():
     assert from_history([1.0] * GAPS_LEAST, 60.0) == 1.1
 
 
-def test_a_history_is_of_the_function_and_waits_for_the_next_look_at_the_rate():
+def test_a_history_is_of_the_function_and_gives_at_least_one_period():
     policy = POLICIES["infless"]
     assert idle(policy, since=5.0, used=50.0, gaps=[0.1] * GAPS) == 50.0 + policy.period_s
     assert idle(policy, since=5.0, used=50.0, gaps=[20.0] * GAPS) == 50.0 + 22.0

@@ -72,7 +72,7 @@ def refused(actions: list) -> list[int]:
     st.integers(0, 10),
     st.booleans(),
 )
-def test_the_late_go_behind_those_of_their_level_and_nothing_else_moves(made, before, late_first):
+def test_late_requests_of_the_first_level_are_put_last_or_first_and_nothing_else_moves(made, before, late_first):
     made = sorted(made)
     requests = {id_: request(id_, level, due) for id_, (level, due) in enumerate(made)}
     queue = deque(requests)

@@ -17,13 +17,13 @@ IDLE = st.builds(
 )
 
 
-def test_by_use_and_cost_for_each_byte_above_what_went_last():
+def test_the_value_is_the_clock_plus_uses_times_cost_for_each_byte():
     assert cost_aware(Idle(now=7.0, clock=5.0, uses=3.0, cost_s=0.5, nbytes=100)) == 5.0 + 3.0 * 0.5 / 100
     assert cost_aware(Idle(now=7.0, clock=0.0, uses=1.0, cost_s=0.5, nbytes=0)) == 0.5
 
 
 @given(IDLE)
-def test_what_is_used_dear_or_small_is_worth_more_and_nothing_less_than_what_went_last(idle):
+def test_use_cost_and_small_size_raise_the_value_and_none_is_below_the_clock(idle):
     without_clock = replace(idle, clock=0.0)
     value = cost_aware(without_clock)
     assert cost_aware(replace(without_clock, uses=2 * idle.uses)) > value

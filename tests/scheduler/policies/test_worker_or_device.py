@@ -31,7 +31,7 @@ def estimate(wait_ms: float, run_ms: float | None, may_try: bool = False) -> Est
         (estimate(1, None), estimate(0, None), "devices"),
     ],
 )
-def test_the_cheaper_way_is_chosen(workers, devices, place):
+def test_the_way_that_answers_sooner_is_chosen(workers, devices, place):
     estimates = Estimates(workers, devices)
     assert sooner(estimates) is getattr(estimates, place)
 

@@ -48,7 +48,7 @@ class TestMls:
         workers = (worker(1, good, load=0.0), worker(2, poor, load=0.9))
         assert mls(scaling_input(5, [poor, good], workers=workers)).stop == (2,)
 
-    def test_no_concurrency(self):
+    def test_no_concurrency_is_chosen(self):
         said = mls(scaling_input(5, [point(concurrency=4, latency_s=0.1), point(latency_s=0.1)]))
         assert said.start == (Configuration(1, 1, 1),)
 
@@ -113,7 +113,7 @@ class TestPhotons:
         points = [point(cores=n, concurrency=n, latency_s=0.1 * n) for n in (1, 2, 4, 8)]
         assert photons(scaling_input(5, points)).start == (Configuration(4, 1, 4),)
 
-    def test_a_core_for_each_run(self):
+    def test_each_run_gets_a_core(self):
         points = [point(cores=cores, concurrency=2, latency_s=0.1) for cores in (1, 4, 3)]
         assert photons(scaling_input(5, points)).start == (Configuration(3, 1, 2),)
         assert photons(scaling_input(5, [*points, point(cores=2, concurrency=2, latency_s=0.3)])).start == (
@@ -125,7 +125,7 @@ class TestPhotons:
         points = [point(cores=cores, concurrency=runs, latency_s=seconds) for cores, runs, seconds in configurations]
         assert photons(scaling_input(4, points)).start == (Configuration(4, 1, 2),)
 
-    def test_no_batches(self):
+    def test_no_batches_are_chosen(self):
         assert photons(scaling_input(5, [point(batch=8, latency_s=0.01), point(latency_s=0.1)])).start == (
             Configuration(1, 1, 1),
         )
@@ -137,7 +137,7 @@ class TestBatch:
         assert [batch(scaling_input(rate, points)).start[0].batch for rate in (1, 100)] == [1, 8]
         assert cost_of_a_request(points[1], 5.0, 0.4) == pytest.approx(0.2 / 2)
 
-    def test_cores_cost_what_they_are(self):
+    def test_cores_are_part_of_the_cost(self):
         points = [point(cores=4, latency_s=0.09), point(cores=1, latency_s=0.3)]
         assert batch(scaling_input(1, points)).start == (points[1].configuration,)
 

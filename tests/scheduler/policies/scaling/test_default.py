@@ -1,4 +1,4 @@
-"""The rules of the default scaler that neither paper has."""
+"""The rules of the default scaler that are in no paper."""
 
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.policies.scaling.default import overwinter
@@ -9,7 +9,7 @@ SMALL = point(mib=100, latency_s=0.1)
 LARGE = point(cores=4, mib=150, concurrency=4, latency_s=0.1)
 
 
-def test_many_small_workers_give_way_to_a_large_one_when_it_is_there():
+def test_small_workers_are_stopped_after_the_large_one_that_replaces_them_is_there():
     asked = scaling_input(17, [SMALL, LARGE], workers=(worker(1, SMALL), worker(2, SMALL)))
     first = overwinter(asked)
     assert (first.start, first.stop) == ((LARGE.configuration,), ())
@@ -18,7 +18,7 @@ def test_many_small_workers_give_way_to_a_large_one_when_it_is_there():
     assert overwinter(done(done(asked, first), second)) == Scaled()
 
 
-def test_a_large_worker_gives_way_to_a_small_one_when_the_rate_fell():
+def test_a_large_worker_is_replaced_by_a_much_smaller_one_when_the_rate_fell():
     nearly = point(mib=140, latency_s=0.1)
     assert overwinter(scaling_input(1, [nearly, LARGE], workers=(worker(1, LARGE),))).start == ()
     tiny = point(mib=50, latency_s=0.1)
@@ -28,7 +28,7 @@ def test_a_large_worker_gives_way_to_a_small_one_when_the_rate_fell():
     assert overwinter(done(asked, first)).stop == (1,)
 
 
-def test_blocks_that_are_missing_speak_against_an_exchange():
+def test_missing_blocks_can_prevent_an_exchange():
     tiny = point(mib=50, latency_s=0.1)
     asked = scaling_input(1, [tiny, LARGE], workers=(worker(1, LARGE),), missing_bytes=100 * MIB)
     assert overwinter(asked).start == ()

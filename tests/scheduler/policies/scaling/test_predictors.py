@@ -13,7 +13,7 @@ RATES = [10.0, 10.0, 40.0, 20.0]
     ("name", "expected"),
     [("last-value", 20.0), ("k-last-value", 30.0), ("on-demand", 15.0), ("peak", 40.0), ("window", 22.5)],
 )
-def test_each_reads_the_past_its_way(name, expected):
+def test_each_predictor_derives_its_rate_from_the_past(name, expected):
     assert PREDICTORS[name](RATES) == expected
 
 
@@ -30,5 +30,5 @@ def test_the_window_rises_at_once_and_falls_slowly():
 
 @pytest.mark.parametrize("name", sorted(PREDICTORS))
 @given(rates=st.lists(st.floats(0, 1e6), min_size=1))
-def test_nothing_beyond_the_past_is_expected(name, rates):
+def test_no_more_than_half_above_the_highest_past_rate_is_expected(name, rates):
     assert 0 <= PREDICTORS[name](rates) <= 1.5 * max(rates) * (1 + 1e-9)

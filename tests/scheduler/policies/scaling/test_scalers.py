@@ -19,7 +19,7 @@ NEARLY = 1 - 1e-6
 
 
 def in_time(name, each, slo_s):
-    """The condition of Tetris (2) and (3), or of AsyFunc (1)."""
+    """The condition of equations (2) and (3) of Tetris, or (1) of AsyFunc."""
     return each.latency_s <= (slo_s / 2 if name in WAITS_FOR_BATCH and each.batch > 1 else slo_s)
 
 
@@ -45,7 +45,7 @@ def test_a_rate_is_served_or_the_unserved_part_is_returned(name, asked):
     said = SCALERS[name](asked)
     after = capacity(name, done(asked, said), said.slo_infeasible)
     assert after + said.unserved >= asked.rate * NEARLY
-    # A smaller batch may be faster, and not every scaler counts with that.
+    # A smaller batch may be faster, and not every scaler uses that.
     assert said.unserved == 0 or capacity(name, done(asked, said), said.slo_infeasible, smaller=False) < asked.rate
 
 
@@ -62,7 +62,7 @@ def test_what_starts_has_room(name, asked):
 @each_scaler
 @settings(max_examples=25, deadline=None)
 @given(asked=scaling_inputs(bounded=False))
-def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
+def test_what_starts_meets_the_slo_unless_it_is_reported_as_infeasible(name, asked):
     said = SCALERS[name](asked)
     slo_s = math.inf if asked.slo_s is None else asked.slo_s
     started = [each for each in asked.points if each.configuration in said.start]
@@ -76,7 +76,7 @@ def test_what_starts_keeps_the_slo_unless_it_is_said(name, asked):
 @each_scaler
 @settings(max_examples=25, deadline=None)
 @given(asked=scaling_inputs())
-def test_the_same_rate_comes_to_rest(name, asked):
+def test_the_same_rate_reaches_a_stable_state(name, asked):
     """No worker is started twice, and no started worker is stopped, unless a stop has made room for a cheaper set."""
     old = {each.worker for each in asked.workers}
     said = [SCALERS[name](asked)]
@@ -119,7 +119,7 @@ def test_the_least_loaded_goes_first(name):
 
 
 @each_scaler
-def test_nothing_in_time_is_served_by_the_fastest_and_said(name):
+def test_if_no_configuration_is_in_time_the_fastest_serves_and_that_is_reported(name):
     points = [point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.5), point(cores=2, batch=2, latency_s=0.8)]
     said = SCALERS[name](scaling_input(1, points))
     assert said.slo_infeasible
@@ -135,7 +135,7 @@ def test_without_a_slo_everything_is_in_time(name):
 
 
 @each_scaler
-def test_no_profile_no_worker(name):
+def test_without_a_profile_no_worker_starts(name):
     said = SCALERS[name](scaling_input(5, []))
     assert (said.start, said.unserved, said.slo_infeasible) == ((), 5, False)
 
@@ -161,7 +161,7 @@ def test_a_worker_that_became_too_slow_goes_when_others_serve(name):
 
 
 @each_scaler
-def test_rates_of_which_two_are_no_number_any_more_have_an_end(name):
+def test_a_sum_of_rates_that_is_infinite_leaves_a_number(name):
     endless = point(latency_s=1e-308)
     said = SCALERS[name](scaling_input(7, [endless], workers=(worker(1, endless), worker(2, endless)), slo_s=None))
     assert not math.isnan(said.unserved)
@@ -190,7 +190,7 @@ anything = st.builds(
     nbytes=st.floats(0, math.inf),
     macs=st.integers(0, 10**13),
 )
-def test_any_numbers_have_an_end(name, rate, slo_s, points, standing, cores, workers, nbytes, macs):
+def test_any_numbers_end_in_a_decision(name, rate, slo_s, points, standing, cores, workers, nbytes, macs):
     asked = scaling_input(
         rate,
         points,

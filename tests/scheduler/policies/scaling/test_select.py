@@ -1,4 +1,4 @@
-"""The largest gap between the greedy choices and the integer program."""
+"""The largest gap between the greedy choices and those of the integer program."""
 
 import math
 from importlib import import_module
@@ -41,7 +41,7 @@ def total(selection, cost):
 
 @settings(max_examples=30, deadline=None)
 @given(**cases)
-def test_dts_is_dearer_than_the_best_by_one_worker_at_most(points, size, slack, core_bytes):
+def test_dts_costs_at_most_one_worker_more_than_the_best(points, size, slack, core_bytes):
     (rate, slo_s), cost = sized(points, size, slack), weighing(core_bytes)
     greedy, best = dts.select(points, rate, slo_s, cost), exact.select(points, rate, slo_s, cost)
     assert greedy.unserved == best.unserved == 0
@@ -51,7 +51,7 @@ def test_dts_is_dearer_than_the_best_by_one_worker_at_most(points, size, slack, 
 
 @settings(max_examples=30, deadline=None)
 @given(**cases)
-def test_the_default_is_no_dearer_than_dts_and_never_twice_the_best(points, size, slack, core_bytes):
+def test_the_default_costs_no_more_than_dts_and_at_most_one_worker_more_than_the_best(points, size, slack, core_bytes):
     (rate, slo_s), cost = sized(points, size, slack), weighing(core_bytes)
     mended, best = default.select(points, rate, slo_s, cost), exact.select(points, rate, slo_s, cost)
     assert mended.unserved == 0
@@ -102,7 +102,7 @@ def test_the_default_takes_two_small_workers_where_the_best_ratio_is_too_large()
     assert default.select([large, small], 10.0, 1.0, weighing(0)).chosen == (small, small)
 
 
-def test_the_program_finds_what_no_greedy_finds():
+def test_the_integer_program_finds_what_dts_does_not():
     best_ratio, other = point(mib=60, latency_s=1 / 6), point(mib=51, latency_s=1 / 5)
     costs = [
         total(select([best_ratio, other], 10.0, 1.0, weighing(0)), weighing(0)) for select in (dts.select, exact.select)
@@ -112,7 +112,7 @@ def test_the_program_finds_what_no_greedy_finds():
 
 @settings(max_examples=30, deadline=None)
 @given(points=st.lists(st.sampled_from(TINY), min_size=1, max_size=3, unique=True), rate=st.floats(0.1, 40))
-def test_the_program_is_as_good_as_trying_everything(points, rate):
+def test_the_integer_program_is_as_good_as_trying_everything(points, rate):
     most = math.ceil(rate / min(each.throughput for each in points))
     tried = (
         sum(count * each.memory_bytes for count, each in zip(counts, points, strict=True))
