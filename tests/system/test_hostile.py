@@ -75,7 +75,7 @@ def test_a_handler_that_closes_the_channel_is_ended_for_that(shared_node):
         ask(node, "silent")
 
 
-def test_descriptors_sent_to_the_node_are_not_kept(shared_node):
+def test_a_handler_cannot_make_the_node_keep_descriptors(shared_node):
     node = shared_node()
     handler = SOCKET + (
         "import time\n"
@@ -87,7 +87,8 @@ def test_descriptors_sent_to_the_node_are_not_kept(shared_node):
     )
     deploy(node, "giver", handler=handler)
     before = len(os.listdir(f"/proc/{node.process.pid}/fd"))
-    with pytest.raises(MachineError, match="failed in every attempt.*invalid"):
+    # Where system calls are filtered, the handler cannot send them.
+    with pytest.raises(MachineError, match="PermissionError|failed in every attempt.*invalid"):
         ask(node, "giver")
     assert len(os.listdir(f"/proc/{node.process.pid}/fd")) <= before + 3
 

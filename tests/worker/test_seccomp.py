@@ -179,6 +179,7 @@ print(json.dumps({
         "netlink": call("socket", 16, 3, 0),
         "vsock": call("socket", 40, 1, 0),
         "socketpair": call("socketpair", 1, 1, 0, place),
+        "send descriptors": call("sendmsg", log, place, 0),
         "pipe": call("pipe2", place, 0),
         "eventfd": call("eventfd", 0, 0),
         "epoll": call("epoll_create1", 0),

@@ -59,9 +59,9 @@ ALLOWED: Mapping[str, Numbers] = {
     "clock_nanosleep": (230, 115),
     "sched_yield": (24, 124),
     "restart_syscall": (219, 128),
-    # The channel of the worker; creating a socket is not allowed.
+    # The channel of the worker; creating a socket is not allowed, and neither is sending descriptors: if the node
+    # received the last one of a removed file, it would free the file's memory on its loop.
     "sendto": (44, 206),
-    "sendmsg": (46, 211),
     "recvfrom": (45, 207),
     "recvmsg": (47, 212),
     "getsockname": (51, 204),
@@ -118,6 +118,7 @@ ALLOWED: Mapping[str, Numbers] = {
 FORKING: Mapping[str, Numbers] = {
     # Forking workers, reaping them and restricting them further.
     "fork": (57, None),
+    "sendmsg": (46, 211),
     "wait4": (61, 260),
     "waitid": (247, 95),
     "setpgid": (109, 154),
@@ -132,6 +133,7 @@ FORKING: Mapping[str, Numbers] = {
 GPU: Mapping[str, Numbers] = {
     # For the driver of an NVIDIA GPU, in its own threads.
     "eventfd2": (290, 19),
+    "sendmsg": (46, 211),
     "pipe2": (293, 59),
     "get_mempolicy": (239, 236),
     # Its library listens at an abstract address, for processes that share memory of a GPU; none can connect.
