@@ -54,9 +54,8 @@ def report(attacker: Attacker, records: Sequence[Record], seed: int) -> None:
     """Print the table by kind, the first examples of each failure, and the RESULT line."""
     tally = attacker.attacked.tally
     stalls = {what: longest(records, attacker.past_tries, what) for what in ("live", "infer", "control")}
-    heads = "".join(
-        f"{failure.replace('unexpected_', '').replace('outside_', 'out-'):>11}" for failure in FAILURE_KINDS
-    )
+    names = [failure.replace("unforeseen_", "").replace("outside_", "out-") for failure in FAILURE_KINDS]
+    heads = "".join(f"{name:>11}" for name in names)
     titles = f"{'stall ms':>10}{'infer ms':>10}{'control':>9}  cases of the longest stall and infer"
     print(f"\n{'kind':12}{'tries':>7}{heads}{titles}")
     for kind in tally.tries:

@@ -59,6 +59,7 @@ def recorded() -> dict[str, Any]:
 def record() -> dict[str, Any]:
     """What a node with the demo's models reports at the end of 40 seconds of requests."""
     from examples import demo
+    from examples.demo_models import Siblings
     from examples.demo_node import running_node
     from examples.demo_progress import Steps
     from overwinter import Client
@@ -71,7 +72,7 @@ def record() -> dict[str, Any]:
     ):
         url = node.ready()
         with Client(url) as client:
-            for _ in demo.deploy_all(steps, client, url, slo_ms=SLO_MS, keep_alive_s=KEEP_ALIVE_S):
+            for _ in demo.deploy_all(steps, client, url, Siblings(), slo_ms=SLO_MS, keep_alive_s=KEEP_ALIVE_S):
                 pass
             with steps.working("asking"), ThreadPoolExecutor(CALLERS) as callers:
                 ask(client, callers)

@@ -171,16 +171,14 @@ class Pool:
 
     async def bring(self, executor: WorkerId, function: Function) -> RunEnded:
         """Bring the blocks of a function without a request."""
-        run = RunId(self.rig.number())
-        device = self.effects.executors._executors[executor].device
+        run, device = RunId(self.rig.number()), self.effects.executors._executors[executor].device
         self.effects.carry_out(RunOnDevice(executor, device, run, function.deployed.id, ()))
         await until(lambda: run in self.rig.ends())
         return next(each for each in self.rig.events if isinstance(each, RunEnded) and each.run == run)
 
     def order(self, executor: WorkerId, function: Function) -> OperationId:
         """Order a preparation."""
-        operation = OperationId(self.rig.number())
-        device = self.effects.executors._executors[executor].device
+        operation, device = OperationId(self.rig.number()), self.effects.executors._executors[executor].device
         self.effects.carry_out(PrepareOnDevice(executor, device, function.deployed.id, operation))
         return operation
 
@@ -685,13 +683,15 @@ def test_memory_that_the_system_refuses_is_named(rig, pool):
     rig.run(scene())
 
 
-def test_a_damaged_block_ends_the_executor_that_may_have_it(rig, pool):
-    function = variant("minilm", 0)
-    pool.deploy(function)
+def test_a_damaged_block_ends_the_executor_that_copied_it_even_if_it_no_longer_maps_it(rig, pool, monkeypatch):
+    function, other = variant("minilm", 0), variant("resnet50", 0)
+    monkeypatch.setattr(executors, "MAPPED_MAX", 1)
+    pool.deploy(function, other)
 
     async def scene():
         executor = await pool.start()
         await pool.run(executor, function)
+        await pool.run(executor, other)
         assert pool.effects.kill_block_readers("", "0" * 64) == []
         assert len(pool.effects.kill_block_readers("", next(iter(function.weights)))) == 1
         await until(lambda: rig.exits(executor))

@@ -376,6 +376,23 @@ def test_two_devices_of_one_name_and_unknown_peers_are_refused():
         World(devices=(device(peers={"virtual:7": 1e9}),))
 
 
+def test_a_link_from_a_peer_without_bandwidth_is_refused():
+    with pytest.raises(ValueError, match="the link from 'virtual:1'"):
+        device(peers={"virtual:1": 0.0})
+
+
+@pytest.mark.parametrize(("slo_ms", "answered"), [(None, [1, 2]), (4000.0, [1])])
+def test_late_requests_are_refused_only_if_the_function_has_an_slo(slo_ms, answered):
+    world = World(devices=(device(),))
+    world.deploy(pooled(late="refuse", slo_ms=slo_ms))
+    for _ in range(2):
+        world.arrive()
+    world.settle_processes()
+    world.now += 5.0
+    world.settle()
+    assert [id_ for id_, answer in world.answers.items() if isinstance(answer, Reply)] == answered
+
+
 def test_the_last_binding_names_evicted_functions_of_the_same_tenant_only():
     world = World(devices=(device(),), device_isolation="none")
     for name, tenant, size in (("f", "t", 400_000), ("g", "u", 400_000), ("h", "t", 900_000)):

@@ -72,6 +72,10 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
+        for peer, bytes_per_s in self.peers.items():
+            fault = DEVICE_BOUNDS["bytes_per_s"].fault(f"the link from {peer!r}", bytes_per_s)
+            if fault is not None:
+                raise ValueError(fault)
         if self.kind != "virtual" and self.peers:
             raise ValueError(f"device {self.name!r} is a {self.kind} device, which has no links from other devices")
 

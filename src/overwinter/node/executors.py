@@ -320,8 +320,11 @@ class Executors:
     def kill_block_readers(self, store: StoreName, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
         killed = []
+        functions = self._registry.functions
         for process in list(self._executors.values()):
-            if any(each.store == store and address in each.files() for each in process.bindings.functions()):
+            # A device keeps the blocks of functions that its executor does not map any more.
+            kept = [functions[id_] for id_ in process.known if id_ in functions]
+            if any(each.store == store and address in each.files() for each in (*process.bindings.functions(), *kept)):
                 process.lost_blocks = True
                 self._processes.forks.give_up(process, "one of its blocks had changed in memory")
                 killed.append(f"the executor of {process.device}")

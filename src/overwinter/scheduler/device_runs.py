@@ -103,7 +103,8 @@ def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> t
     deadline are refused, and those that cannot meet their SLO, if the function's settings say so.
     """
     swap_s, _ = swaps.swap_times(cycle, pool_record(function).sizes, device, choice.peer)
-    if function.spec.settings.late == "refuse":
+    # Without an SLO the due time is only for the order.
+    if function.spec.settings.late == "refuse" and function.spec.settings.slo_ms is not None:
         _shed(cycle, function, swap_s)
     others = device_sharing.candidates(cycle, function, device) if function.queue else []
     if others:

@@ -227,7 +227,7 @@ def keeps_up(cycle: Cycle, function: Function) -> bool:
         if need <= 0:
             return True
         latency = family.latency.latency_s(worker.point, 1)
-        if worker.is_ready and latency:
+        if worker.is_serving and latency:
             need -= worker.point.concurrency / latency
     return need <= 0
 
