@@ -1,10 +1,10 @@
 """Compares the simulator with a real node: the same small scenario, simulated and live.
 
 `python -m benchmarks.beside [--seconds S] [--seed N]` deploys a few models of the zoo on a real node,
-profiles them there, and wakes each several times, with its blocks on disk and in memory. From these figures a scenario
-is made and simulated. Then the requests of the simulation are sent to the real node over HTTP, open-loop. Both
-journals are read by the same reader. Live memory is the kernel's: private memory of the workers, and pages of the host
-store.
+profiles them there, and wakes each several times, first with its blocks in the repository only, whose files are in the
+page cache, then with its blocks in the host store. From these figures a scenario is made and simulated. Then the
+requests of the simulation are sent to the real node over HTTP, open-loop. Both journals are read by the same reader.
+Live memory is the kernel's: private memory of the workers, and pages of the host store.
 
 The simulator models cores, the zygote, the disk and the profile. It does not model the daemon and the load generator,
 which share the cores with the workers, nor other load. A simulated worker's private memory is the profile's, its
@@ -87,7 +87,7 @@ def non_default(settings: Settings) -> dict[str, float]:
 
 
 def wake_all(node: Node, http_requests: Mapping[str, bytes]) -> None:
-    """Wake each function several times, at first with its blocks on disk, and run each several times while awake."""
+    """Wake each function several times, at first with an empty host store, and run each several times while awake."""
     with Connection(node.port) as connection:
         for _ in range(ROUNDS):
             for name, request in http_requests.items():
@@ -122,7 +122,7 @@ def scenario_from(profiles: Mapping[str, Profile], entries: Sequence[Entry], sec
         start = f"start {1e3 * each.start_s:.0f} ms, the first time {1e3 * each.prepare_s:.0f} more"
         print(f"  {each.name:9} run {run_ms:.1f} ms, spread {each.jitter:.0%}, {start}, {each.blocks[0].mib:.0f} MiB")
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(f"  disk {machine.disk_mib_per_s:.0f} MiB/s, {machine.cores} cores; load averages of the machine {load}")
+    print(f"  page cache {machine.disk_mib_per_s:.0f} MiB/s, {machine.cores} cores; load averages {load}")
     return Scenario(seed=seed, duration_s=seconds, node=machine, functions=functions)
 
 
@@ -242,7 +242,7 @@ def main() -> None:
         journal = Path(root) / "journal"
         with running_node("--journal", str(journal)) as node:
             profiles = profiled(node, families)
-            # Restart the node, so that no block is in memory and no program is compiled.
+            # Restart the node, so that the host store is empty and no program is compiled.
             node.stop()
             node.start()
             wake_all(node, http_requests)

@@ -18,7 +18,7 @@ class Plan(NamedTuple):
     """The models, and how each is measured."""
 
     instances: tuple[str, ...]
-    """The models with many instances of one function."""
+    """The models measured as many instances: functions with the same blocks, each with its own worker."""
     variants: tuple[str, ...]
     """The models with many variants made by transfer learning."""
     latency: tuple[str, ...]
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     plain: int
     """The plain processes that run at the same time, from which more are extrapolated."""
     runs: int
-    """The runs of each kind of start."""
+    """The measurements of each start with Overwinter; those of a plain process are made once."""
     answers: int
     """The answers in a distribution of latencies."""
 

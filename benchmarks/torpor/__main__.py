@@ -2,9 +2,10 @@
 
 `python -m benchmarks.torpor --traces DIR` simulates the paper's node (scenarios/torpor.toml: 4 devices of 32 GB, the
 latencies of its tables 3 and 4, the recorded rates) with the node's own scheduler. A function complies if 98 % of its
-requests are answered within its SLO, from arrival to answer. Each table says which figure it stands for and what
-the paper has there. `torpor` is the paper's policies, `overwinter` this project's; all others replace one or more of
-the paper's. Nothing depends on the machine that runs the benchmark.
+requests are answered within its SLO, from arrival to answer. Each table of a figure says what the paper has there.
+`torpor` is the paper's policies, `overwinter` this project's; all others replace one or more of the paper's, except
+`native` and `infless-ka`, which model a process on a device for each function. Nothing depends on the machine that runs
+the benchmark.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds for figure 11; default 1")
     parser.add_argument(
-        "--part", action="append", choices=PARTS, help="simulate only this figure; repeatable; default all"
+        "--part", action="append", choices=PARTS, help="simulate only this part; repeatable; default all"
     )
     parser.add_argument(
         "--quick", action="store_true", help="few functions and a short time: a check, not a measurement"

@@ -36,8 +36,8 @@ class Service:
     def step(self, event, *actions) -> None:
         self.statistics.observe(Seconds(self.now), event, list(actions))
 
-    def worker(self, worker=1, cores=1, concurrency=1, wakes_in=0.02, on_trial=False) -> None:
-        self.step(Alarm(), StartWorker(WorkerId(worker), FUNCTION, on_trial, cores, concurrency))
+    def worker(self, worker=1, cores=1, concurrency=1, wakes_in=0.02, warm_up=False) -> None:
+        self.step(Alarm(), StartWorker(WorkerId(worker), FUNCTION, warm_up, cores, concurrency))
         self.now += wakes_in
         self.step(WorkerReady(WorkerId(worker)))
 
@@ -120,10 +120,10 @@ def test_runs_that_failed_do_not_count():
     assert service.corrections == []
 
 
-def test_wakes_are_seen_and_trials_are_not():
+def test_wakes_are_seen_except_those_of_workers_that_warm_up():
     service = Service()
     for worker in range(10):
-        service.worker(worker, wakes_in=3.0, on_trial=True)
+        service.worker(worker, wakes_in=3.0, warm_up=True)
     assert service.corrections == []
     for worker in range(10, 10 + WAKES_MIN):
         service.worker(worker, wakes_in=3.0)

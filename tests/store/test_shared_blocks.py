@@ -37,6 +37,11 @@ def test_debts_are_the_integral_of_equal_parts(steps):
             others = set().union(*(sizes for other, sizes in holding.items() if other != key))
             own = {a: nbytes for a, nbytes in holding.get(key, {}).items() if a not in others}
             assert blocks.exclusive(key) == sum(own.values())
+            held = {a: n for other, sizes in holding.items() if other != key for a, n in sizes.items()}
+            alone = {a: n for a, n in held.items() if a not in holding.get(key, {})}
+            rest = [other for other in "xyz" if other != key]
+            assert blocks.held(*rest) == sum(held.values())
+            assert blocks.exclusive(*rest) == sum(alone.values())
             assert paid[key] + blocks.uncharged(key, now) == pytest.approx(debts[key], rel=1e-9, abs=1e-6)
         assert blocks.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
 

@@ -1,7 +1,8 @@
 """Reads and decompresses the body of a request within its limits.
 
-The announced length is reserved from the budget before the body is read. A body of several parts has its own memory
-pages: nothing is copied at the end, and the pages are returned to the system at once.
+The announced length is reserved from the budget before the body is read. A body that arrives in several messages, or
+is decompressed, has its own memory pages: nothing is copied at the end, and the pages are returned to the system at
+once.
 """
 
 import mmap
@@ -31,7 +32,7 @@ COMPRESSED_STEP_BYTES = 8 << 10
 GROWTH_BYTES = 1 << 20
 """The increments in which memory is reserved for a body without an announced length, and for a decompressed one."""
 HEADROOM_BYTES = 64
-"""The unused bytes before a long body: `as_element` writes the length there, and the body remains aligned."""
+"""The unused bytes before the body in its pages: `as_element` writes the length there, and the body remains aligned."""
 ELEMENT_LENGTH_BYTES = 4
 """The length before each element of a BYTES tensor."""
 
@@ -61,7 +62,7 @@ class Gathered:
 
 
 def as_element(body: Buffer) -> Buffer:
-    """Return a whole body as one element of BYTES, with its length before it. A long body is not copied."""
+    """Return a whole body as one element of BYTES, with its length before it; not copied if it has pages of its own."""
     length = len(body).to_bytes(ELEMENT_LENGTH_BYTES, "little")
     if not (isinstance(body, memoryview) and isinstance(body.obj, _Pages)):
         return b"".join((length, body))

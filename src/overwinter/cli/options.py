@@ -70,7 +70,7 @@ def function_version(value: str) -> tuple[str, int | None]:
 
 
 def assignment(value: str) -> tuple[str, str]:
-    """Split key=content; raise a usage error if a part is missing."""
+    """Split NAME=VALUE, whose value may be empty; raise a usage error if the name or `=` is missing."""
     key, mark, content = value.partition("=")
     if not (key and mark):
         raise click.BadParameter(f"{value!r} must have the form NAME=VALUE")

@@ -1,4 +1,4 @@
-"""The only module of the daemon that reads a clock."""
+"""The clocks of the daemon. The time of its event loop is the same as `now`."""
 
 import time
 

@@ -1,7 +1,7 @@
 """Assigns functions to families: when they join and leave, and what a family has in common.
 
 The configuration of workers, the rate and the scaling belong to a family. They use the shortest SLO of its members and
-the sum of their `max_workers`. Queue, SLO, forecast, failures and faults belong to a function.
+the sum of their `max_workers`. Queue, SLO, forecast, backoff and being out of service belong to a function.
 """
 
 from math import inf

@@ -5,7 +5,9 @@ increase since it joined. So joining and leaving cost time for the holder's own 
 and the sum of what all holders owe equals the total byte-seconds.
 """
 
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from overwinter.core.ids import Address
@@ -81,20 +83,31 @@ class SharedBlocks(Generic[H]):
         per_holder = sum(block.per_holder_until(now) for block in blocks if block)
         return max(0.0, per_holder - holding.per_holder)
 
-    def held(self, holder: H) -> int:
-        """Return the bytes of all blocks that `holder` needs."""
-        holding = self._holdings.get(holder)
-        return 0 if holding is None else holding.nbytes
+    def held(self, *holders: H) -> int:
+        """Return the bytes of all blocks that these holders need, each counted once."""
+        if len(holders) == 1:
+            holding = self._holdings.get(holders[0])
+            return 0 if holding is None else holding.nbytes
+        return sum(self._sizes(holders).values())
 
     def addresses(self, holder: H) -> Set[Address]:
         """Return the blocks that `holder` needs."""
         holding = self._holdings.get(holder)
         return set() if holding is None else holding.sizes.keys()
 
-    def exclusive(self, holder: H) -> int:
-        """Return the bytes that only this holder needs, which would be free without it."""
-        holding = self._holdings.get(holder)
-        if holding is None:
-            return 0
-        blocks = self._blocks
-        return sum(block.nbytes for address in holding.sizes if (block := blocks.get(address)) and block.holders == 1)
+    def exclusive(self, *holders: H) -> int:
+        """Return the bytes that only these holders need, which would be free without them."""
+        blocks, among = self._blocks, Counter(chain.from_iterable(map(self.addresses, holders)))
+        return sum(
+            block.nbytes
+            for address, count in among.items()
+            if (block := blocks.get(address)) and block.holders == count
+        )
+
+    def _sizes(self, holders: Iterable[H]) -> dict[Address, int]:
+        sizes: dict[Address, int] = {}
+        for holder in holders:
+            holding = self._holdings.get(holder)
+            if holding is not None:
+                sizes.update(holding.sizes)
+        return sizes

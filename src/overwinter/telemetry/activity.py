@@ -1,11 +1,11 @@
 """Describes the current activity of each function and of the node, which `overwinter top` shows."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, TenantId, WorkerId
+from overwinter.core.ids import DeviceId, FunctionId, FunctionName, Seconds, StoreName, TenantId, WorkerId
 from overwinter.scheduler.snapshot import FamilyWorker, FunctionSnapshot, Snapshot
 from overwinter.telemetry.devices import DeviceActivity, devices_activity
 from overwinter.telemetry.sources import Sources
@@ -124,10 +124,11 @@ def _function(
 ) -> FunctionActivity:
     answering = next((each for each in versions if each.spec.id == tally.default), versions[-1])
     ids = [function.spec.id for function in versions]
-    stores = [
-        (sources.statistics.stores.get(function.spec.store), part) for function in versions for part in function.parts
-    ]
-    held = [(blocks.held(id_), blocks.exclusive(id_)) for blocks, id_ in stores if blocks is not None]
+    parts: defaultdict[StoreName, list[FunctionId]] = defaultdict(list)
+    for function in versions:
+        parts[function.spec.store] += function.parts
+    stores = sources.statistics.stores
+    held = [(stores[name].held(*each), stores[name].exclusive(*each)) for name, each in parts.items() if name in stores]
     workers = tuple(dict.fromkeys(id_ for function in versions for id_ in function.workers))
     rate, p50, p99 = recent_latency(list(tally.recent), now)
     return FunctionActivity(

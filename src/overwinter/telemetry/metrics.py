@@ -297,9 +297,9 @@ def _bytes(statistics: Statistics, known: Snapshot, tallies: Sequence[FunctionSt
         named, parts = (spec.name, str(spec.version)), function.parts
         places = [("disk", disk)] + ([("host", stores[spec.store])] if spec.store in stores else [])
         for tier, blocks in places:
-            exclusive = sum(map(blocks.exclusive, parts))
+            exclusive = blocks.exclusive(*parts)
             samples.append(((*named, tier, "exclusive"), exclusive))
-            samples.append(((*named, tier, "shared"), sum(map(blocks.held, parts)) - exclusive))
+            samples.append(((*named, tier, "shared"), blocks.held(*parts) - exclusive))
         if own[spec.id]:
             samples.append(((*named, "private", "exclusive"), own[spec.id]))
     labels = ["function", "version", "tier", "sharing"]
