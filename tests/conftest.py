@@ -25,9 +25,7 @@ IDLE_MAX = 4
 
 
 def pytest_collection_finish():
-    """Keep the garbage collector from going through all imported modules again and again, and through what tests make
-    more often than is of use.
-    """
+    """Keep the garbage collector from traversing all imported modules, and let it run less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20)
@@ -76,8 +74,8 @@ def idle_nodes():
 
 @pytest.fixture
 def shared_node(idle_nodes, tmp_path_factory):
-    """Return a node with these options and without functions, which tests use one after another. A test may stop it, or
-    kill it and start it again. A name that was used before does not begin with version 1.
+    """Yield a function that returns a node with these options and without functions, which tests use one after another.
+    A test may stop it, or kill it and start it again. A name that was used before does not begin with version 1.
     """
     used: dict[tuple[str, ...], NodeProcess] = {}
 

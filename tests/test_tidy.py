@@ -65,7 +65,7 @@ def test_functions_stay_flat():
     assert {name_of(path): found for path in SOURCES if (found := too_deep(path))} == {}
 
 
-def test_every_file_says_which_question_it_answers():
+def test_every_module_has_a_docstring():
     filled = [path for path in SOURCES if path.stat().st_size]
     assert [name_of(path) for path in filled if not ast.get_docstring(tree_of(path))] == []
 

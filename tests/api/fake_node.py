@@ -115,7 +115,7 @@ FUNCTIONS: dict[str, tuple[Callable[[dict[str, Tensor]], Outputs], tuple[TensorS
 
 
 class FakeNode:
-    """The node's interface over FUNCTIONS; deployed functions return their inputs."""
+    """The node's interface over FUNCTIONS; deployed functions return their input `x` as `y`."""
 
     def __init__(self, root: Path) -> None:
         self.repository = Repository(root)

@@ -82,7 +82,7 @@ def test_the_first_token_closes_the_node_also_for_connections_that_are_open(
         f"Bearer{300 * ' '}{{}}",
     ],
 )
-def test_who_has_no_token_hears_nothing_but_that(
+def test_a_request_without_a_valid_token_is_told_nothing_else(
     served: Served, tokens: TokenFile, http: httpx.Client, said: str | None
 ) -> None:
     token = made(tokens, "default")
@@ -95,14 +95,14 @@ def test_who_has_no_token_hears_nothing_but_that(
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   "])
-def test_a_token_is_let_in_however_its_header_is_written(
+def test_a_token_is_accepted_however_its_header_is_written(
     served: Served, tokens: TokenFile, http: httpx.Client, scheme: str
 ) -> None:
     token = made(tokens, "default")
     assert http.get("/v2/models/add", headers={"authorization": scheme + token}).status_code == 200
 
 
-def test_a_revoked_token_is_worth_nothing_at_once_on_an_open_connection(
+def test_a_revoked_token_is_refused_at_once_on_an_open_connection(
     served: Served, tokens: TokenFile, http: httpx.Client
 ) -> None:
     gone, text = tokens.create("default", ("infer",), "", 0.0)
@@ -225,7 +225,7 @@ def test_what_was_deployed_before_there_were_tokens_stays_its_tenant_s(
 
 
 @pytest.mark.parametrize("name", ["default", "acme"])
-def test_a_token_speaks_for_its_tenant_whatever_a_header_says(
+def test_a_token_acts_for_its_tenant_whatever_a_header_says(
     client: Connect, served: Served, tokens: TokenFile, name: str
 ) -> None:
     acme = client(served, made(tokens, "acme"), tenant=name)
@@ -238,7 +238,7 @@ def test_a_token_speaks_for_its_tenant_whatever_a_header_says(
         deploy(acme, "mine", b"a program", tenant="else")
 
 
-def test_the_operator_s_token_acts_for_any_tenant(client: Connect, served: Served, tokens: TokenFile) -> None:
+def test_the_administrator_s_token_acts_for_any_tenant(client: Connect, served: Served, tokens: TokenFile) -> None:
     deploy(client(served, made(tokens, "acme")), "mine", b"a program")
     admin = made(tokens, "ops", "admin")
     with pytest.raises(NotFoundError):
@@ -257,7 +257,7 @@ def test_requests_beyond_a_tenant_s_rate_are_refused_with_retry_after(
     refused = http.get("/v2", headers=bearer(second))
     assert refused.status_code == 429
     assert 90 <= int(refused.headers["retry-after"]) <= 100
-    # A change of the file by another process has no effect.
+    # A change of the token file does not reset a tenant's rate.
     made(tokens, "more")
     with pytest.raises(RateError) as result:
         client(served, first).functions()
@@ -278,7 +278,7 @@ def test_a_tenant_stores_no_more_than_its_quota(served: Served, tokens: TokenFil
     assert [put(acme, b"1"), put(acme, b"2"), put(acme, b"3"), put(other, b"3")] == [201, 201, 507, 201]
 
 
-def test_what_was_done_is_written_down(
+def test_changes_are_written_to_the_audit_log(
     client: Connect, served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client
 ) -> None:
     token, text = tokens.create("acme", ("infer", "deploy"), "ci", 0.0)

@@ -88,7 +88,7 @@ def test_outputs_are_chosen_in_order(http: httpx.Client) -> None:
     assert [output["name"] for output in answer["outputs"]] == ["difference"]
 
 
-def test_deadline_and_priority_reach_the_node(http: httpx.Client, served: Served) -> None:
+def test_timeout_and_priority_reach_the_node(http: httpx.Client, served: Served) -> None:
     http.post("/v2/models/add/infer", json=ADD | {"parameters": {"timeout": 250_000, "priority": 2}})
     assert served.node.calls[-1] == ("add", None, 0.25, 2)
 
@@ -230,7 +230,7 @@ def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, mon
     gc.disable()
     try:
         assert httpx.post(url, content=body, headers={HEAD: "0"}, trust_env=False).status_code == 503
-        # The thread of the server ends its task after the answer.
+        # The server may end the first request's task only after its answer.
         assert httpx.get(f"{served.url}/v2/health/live", trust_env=False).status_code == 200
         assert [each() for each in sent] == [None]
     finally:
@@ -354,7 +354,7 @@ def test_a_client_that_disconnects_within_its_body_affects_no_other(served: Serv
     assert http.post("/v2/models/add/infer", json=ADD).status_code == 200
 
 
-def test_a_stop_lets_the_answer_under_way_finish(tmp_path: Path) -> None:
+def test_a_stop_lets_the_answer_in_progress_finish(tmp_path: Path) -> None:
     answers: list[httpx.Response] = []
     with serving(tmp_path) as served:
 

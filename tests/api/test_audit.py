@@ -1,4 +1,4 @@
-"""The audit log keeps records up to its limit."""
+"""The audit log is bounded, and a tenant that writes much hides no records of others."""
 
 import json
 from pathlib import Path

@@ -16,7 +16,7 @@ COUNT = int(RESERVED_SHARE / LITTLE_SHARE)
 
 
 def budget_of(unreserved: int, share: float, wait_s: float) -> Budget:
-    """A budget with this much that is not reserved for callers that hold little; `share` is a share of that."""
+    """Return a budget with `unreserved` bytes for any caller, of which one may hold `share`, and reserved ones."""
     nbytes, rest = divmod(unreserved, 3)
     assert not rest
     return Budget(4 * nbytes, share * (1 - RESERVED_SHARE), wait_s)
@@ -32,7 +32,7 @@ async def reserve(reservation: Reservation, nbytes: int) -> None:
 
 
 class Looks(Counter[str]):
-    """Counts how often what a client holds is read."""
+    """Counts how often the bytes that clients hold are read."""
 
     count = 0
 

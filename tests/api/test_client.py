@@ -55,7 +55,7 @@ def test_an_empty_tensor(client: Client) -> None:
     assert client.infer("echo-fp32", {"x": numpy.zeros((0, 4), dtype="float32")})["y"].shape == (0, 4)
 
 
-def test_version_and_deadline_reach_the_node(client: Client, served: Served) -> None:
+def test_version_and_timeout_reach_the_node(client: Client, served: Served) -> None:
     inputs = {"a": [[1, 2, 3]], "b": [[1, 2, 3]]}
     client.infer("add", inputs, version=1, timeout_s=1.5)
     assert served.node.calls[-1] == ("add", 1, 1.5, 0)

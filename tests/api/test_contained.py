@@ -65,7 +65,7 @@ class Runs:
 
 
 class Net(torch.nn.Module):
-    """Weights of several types and orders."""
+    """Weights of several data types and memory formats."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def saved(tmp_path: Path) -> Path:
     batch = ({0: torch.export.Dim.DYNAMIC},)
     exported = torch.export.export(Net().eval(), (torch.randn(2, 3, 8, 8),), dynamic_shapes=batch)
     with warnings.catch_warnings():
-        # PyTorch has doubts about a weight in the order channels last.
+        # PyTorch warns of a weight in the memory format channels_last.
         warnings.simplefilter("ignore", UserWarning)
         torch.export.save(exported, tmp_path / "net.pt2")
     return tmp_path / "net.pt2"

@@ -30,7 +30,7 @@ MANY = tuple(spec(f"{number:0100}", "FP32", "batch", 2) for number in range(TENS
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Yield a node with very short timeouts."""
+    """Yield a node with a short timeout of bodies and few uploads at once."""
     limits = msgspec.structs.replace(LIMITS, stall_s=0.2, uploads_max=4)
     with serving(tmp_path_factory.mktemp("repository"), limits=limits) as served:
         yield served

@@ -126,7 +126,7 @@ def test_lists_may_be_spread_over_lines() -> None:
     assert parse_elements("x", "UINT8", (1, 2), msgspec.Raw(b"[\n    [\n        1, 2 ] ]")) == b"\1\2"
 
 
-def test_a_tensor_of_no_rank_is_one_flat_element() -> None:
+def test_a_tensor_of_rank_zero_is_one_flat_element() -> None:
     assert parse_elements("x", "UINT8", (), msgspec.Raw(b"[7]")) == b"\7"
 
 
@@ -176,7 +176,7 @@ def test_long_json_without_elements() -> None:
     assert parse_elements("x", "FP32", (LONG, 0), msgspec.Raw(text)) == b""
 
 
-def test_sizes_behind_a_size_of_none_cost_nothing() -> None:
+def test_sizes_after_a_size_of_zero_cost_nothing() -> None:
     text = b"[[[1" + b" " * STEP_BYTES + b",2]]]"
     with pytest.raises(CallerError, match="not nested as"):
         parse_elements("x", "FP32", (2, 0, 1 << 62), msgspec.Raw(text))

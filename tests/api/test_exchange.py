@@ -72,7 +72,7 @@ def test_a_client_that_left_waits_for_no_memory() -> None:
         await asyncio.sleep(0)
         for connection in connections[:2]:
             connection.leave()
-        # The others' waits are over, not only their turn: nothing was released yet.
+        # Those that left do not wait, although no memory was released.
         done, _ = await asyncio.wait(bodies[:2], timeout=10)
         assert done == set(bodies[:2])
         for body in done:

@@ -26,7 +26,7 @@ def test_each_item_is_listed(count: int) -> None:
     ]
 
 
-def test_a_step_tells_a_few_and_holds_them() -> None:
+def test_a_step_encodes_a_few_items_and_reserves_their_memory() -> None:
     results: list[int] = []
     reservation = held()
     steps = listed(range(100), lambda each: results.append(each) or "x" * 100, reservation)

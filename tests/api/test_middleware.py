@@ -1,5 +1,5 @@
-"""Who is refused before the routes is answered as by a route, the result of every call is written down, and no caller
-takes all slots.
+"""A request that is refused before the routes is answered as by a route, the audit log has failed and cancelled
+changes too, and no caller takes all slots.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Failing(FakeNode):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.waits = asyncio.Event()
-        """Set while an operation never ends."""
+        """Set when an operation that never ends has begun."""
 
     def owner(self, name: str) -> str:
         return "acme"
@@ -53,14 +53,14 @@ async def call(root: Path, *requests: tuple[str, str, dict[str, str]]) -> list[h
     app = create_app(Access(node, TokenFile(root), Audit(root, print)), LIMITS, budget_of(LIMITS, None), Drain(0))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://node") as http:
         answers = [
-            await cancelled_late(node, http.request(method, path, headers=headers))
+            await cancelled_if_it_waits(node, http.request(method, path, headers=headers))
             for method, path, headers in requests
         ]
     node.repository.close()
     return answers
 
 
-async def cancelled_late(node: Failing, answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
+async def cancelled_if_it_waits(node: Failing, answer: Coroutine[Any, Any, httpx.Response]) -> httpx.Response:
     asking, waits = asyncio.create_task(answer), asyncio.create_task(node.waits.wait())
     await asyncio.wait([asking, waits], return_when=asyncio.FIRST_COMPLETED)
     asking.cancel()
@@ -76,7 +76,7 @@ def test_a_refusal_is_an_answer_like_any_other(tmp_path: Path) -> None:
     assert all("error" in answer.json() and answer.headers["x-request-id"] == "7" for answer in answers)
 
 
-def test_what_failed_and_what_was_broken_off_is_written_down(tmp_path: Path) -> None:
+def test_changes_that_failed_or_were_cancelled_are_in_the_audit_log(tmp_path: Path) -> None:
     token = {"Authorization": f"Bearer {TokenFile(tmp_path).create('acme', ('deploy',), '', 0.0)[1]}"}
     calls = [("DELETE", path, token) for path in (REMOVE, f"{REMOVE}/versions/1", f"{REMOVE}/versions/no")]
     answers = asyncio.run(call(tmp_path, *calls))

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the pages are complete and describe every route."""
+"""The OpenAPI document and the pages refer to nothing that is missing, and the document to existing routes only."""
 
 import re
 from collections.abc import Iterator

@@ -52,7 +52,7 @@ def connect(served: Served) -> socket.socket:
 
 
 def send(served: Served, data: bytes) -> tuple[int, int]:
-    """Return how many bytes the node accepted, and the status of its answer."""
+    """Return how many bytes the node accepted, at most 64 KiB too few, and the status of its answer; 0 without one."""
     sent = 0
     with connect(served) as client:
         try:
@@ -168,9 +168,7 @@ def test_a_body_that_arrives_too_slowly_is_cut_off(strict: Served) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """Yield a node with PLACES connections. The parameter says whether it checks them continuously or only
-    when asked.
-    """
+    """Yield a node with at most PLACES connections, which it checks every `request.param` seconds, or hourly."""
     monkeypatch.setattr(app, "SWEEP_S", getattr(request, "param", 3600.0))
     with serving(tmp_path, limits=msgspec.structs.replace(LIMITS, connections_max=PLACES)) as served:
         yield served
@@ -275,7 +273,7 @@ def test_answers_end_connections_where_there_is_little_room(small: Served) -> No
         last = open_.enter_context(connect(small))
         assert b"connection: close" in answer_to(last, GET + b"\r\n")
         assert last.recv(65536) == b""
-        # A connection is free again.
+        # A place is free again.
         assert b"connection: close" not in answer_to(clients[0], GET + b"\r\n")
 
 
@@ -344,7 +342,7 @@ def test_connections_with_a_request_make_no_room(tmp_path: Path) -> None:
         assert busy.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_connection_whose_second_request_is_under_way_makes_no_room(tmp_path: Path) -> None:
+def test_a_connection_whose_second_request_is_in_progress_makes_no_room(tmp_path: Path) -> None:
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     # The first answer of the last ones would end their connections.
@@ -463,7 +461,7 @@ def test_many_new_connections_are_accepted_in_one_iteration(monkeypatch: pytest.
     monkeypatch.setattr(Connections, "admit", counted)
     with socket.create_server(("127.0.0.1", 0), backlog=count) as listener, ExitStack() as clients:
         uvloop.run(asyncio.wait_for(work(listener, clients), 20))
-    # One iteration for each part, and two until the protocol knows of it.
+    # One iteration for each ACCEPTED_MAX connections, and two until the protocol knows of the last ones.
     assert iterations <= count // ACCEPTED_MAX + 2
 
 

@@ -52,7 +52,7 @@ def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
         read([bytes(MIB)] * 3, held(), BodyLimits(2 * MIB))
 
 
-def test_a_body_of_empty_blocks_is_refused_before_its_end() -> None:
+def test_a_body_of_empty_deflate_blocks_is_refused_before_its_end() -> None:
     stream = zlib.compressobj(0, zlib.DEFLATED, -zlib.MAX_WBITS)
     empty = stream.flush(zlib.Z_FULL_FLUSH)
     body = b"\x78\x9c" + empty * (2 * MIB // len(empty))

@@ -48,7 +48,7 @@ def test_tiny_chunks_are_parsed_a_step_at_a_time() -> None:
             serving.cancel()
 
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
-        # Everything is received before anything is read.
+        # Everything is sent before the server reads anything.
         client.sendall((POST + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) * 2 + GET + b"\r\n")
         client.setblocking(False)
         uvloop.run(asyncio.wait_for(work(listener, client), 20))
@@ -71,7 +71,7 @@ def test_what_waits_to_be_parsed_is_bounded_however_the_application_reads(monkey
         nonlocal read
         more = True
         while more:
-            # At most this much is parsed in one iteration, not all received data.
+            # In each iteration at most one step is parsed, not all received data.
             for _ in range(10):
                 await asyncio.sleep(0)
             message = await receive()

@@ -11,7 +11,7 @@ from tests.api.fake_node import LIMITS, Served, serving
 
 
 class Telemetry:
-    """Returns its arguments."""
+    """Returns its arguments, or constants."""
 
     async def metrics(self) -> bytes:
         return b"# TYPE a counter\na 1.0\n"
@@ -63,7 +63,7 @@ def test_questions_reach_the_node(http: httpx.Client, path: str, expected: objec
 
 
 class Long:
-    """Answers with so many bytes."""
+    """Answers with `nbytes` bytes."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -60,7 +60,7 @@ def test_only_samples_of_own_functions_and_pipelines_are_shown() -> None:
 
 
 class NodeTelemetry:
-    """A node's telemetry with prepared answers; counts the computations."""
+    """A node's telemetry with prepared answers; records the requests for them, and counts conversions in threads."""
 
     def __init__(self, metrics=b"", activity=None, usage=()):
         self._answers = {"metrics": metrics, "activity": activity, "usage": usage}
@@ -187,7 +187,7 @@ def test_long_activity_and_usage_are_converted_one_by_one_beside_the_loop() -> N
 
 
 def pool(isolation: str) -> list[DeviceActivity]:
-    """Three devices: one with functions of two tenants or of `them`, one of `me` and one that serves nobody."""
+    """Return three devices: with isolation by tenant one for `them`, one for `me`, one unused; else one for both."""
     world = Watched(devices=tuple(map(device, range(3))), device_isolation=isolation)
     for name, tenant in (("theirs", "them"), ("mine", "me"), ("mine2", "me")):
         world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool", tenant=tenant))

@@ -67,7 +67,7 @@ def test_a_tenant_that_is_no_name(http: httpx.Client, name: str) -> None:
     assert http.put(f"{BLOCKS}/{address_of(b'x')}", content=b"x", headers=headers).status_code == 400
 
 
-def test_a_client_speaks_for_one_tenant(served: Served) -> None:
+def test_a_client_acts_for_one_tenant(served: Served) -> None:
     program = b"a client's program"
     manifest = msgspec.structs.replace(manifest_of("ours", program, TAKES, GIVES), tenant="us")
     with Client(served.url, tenant="us") as us, Client(served.url) as others:

@@ -127,7 +127,7 @@ def test_compression(client: triton.InferenceServerClient, algorithm: str) -> No
     assert (result.as_numpy("sum") == A + B).all()
 
 
-def test_deadline_and_priority(client: triton.InferenceServerClient, served: Served) -> None:
+def test_timeout_and_priority(client: triton.InferenceServerClient, served: Served) -> None:
     client.infer("add", add_inputs(True, True), timeout=2_000_000, priority=1)
     assert served.node.calls[-1] == ("add", None, 2.0, 1)
 

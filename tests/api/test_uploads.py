@@ -1,4 +1,4 @@
-"""An upload that ends at any point leaves nothing behind."""
+"""An upload that is cancelled while it is opened leaves nothing behind."""
 
 import asyncio
 import os

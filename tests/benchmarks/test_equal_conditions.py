@@ -22,7 +22,7 @@ def test_conditions_become_ours_and_rules_stay(name):
 
 
 @pytest.mark.parametrize("name", ["infless", "photons"])
-def test_each_rung_changes_one_condition(name):
+def test_each_step_changes_one_condition(name):
     steps = [contender for _, contender in equal_conditions.with_each_condition(name)]
     for before, after in pairwise(steps):
         were, are = (msgspec.structs.asdict(each.policy) | {"own": each.own_workers} for each in (before, after))

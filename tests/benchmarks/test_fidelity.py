@@ -100,7 +100,7 @@ def test_an_unclear_refusal_is_wrong(sentence):
         "f@1 cannot run inputs of shapes [[3, 12]]: the model needs batch % 2 == 0",
     ],
 )
-def test_a_clear_refusal_is_none(sentence):
+def test_a_clear_refusal_is_not_wrong(sentence):
     assert refused("deploy", sentence).verdict == "refused_clearly"
 
 
@@ -124,7 +124,7 @@ def linear(name, module):
     return Architecture(name, "PyTorch", module, {"input": floats("batch", 12)})
 
 
-def test_a_node_that_answers_otherwise_is_found_out():
+def test_a_node_that_answers_otherwise_is_detected():
     with running_node("--cores", "1") as node:
         honest = examine(linear("honest", lambda: nn.Linear(12, 4)), node.url, 1)
         tampered = examine(linear("tampered", Tampered(nn.Sequential(nn.Linear(12, 4), nn.Tanh()))), node.url, 1)
@@ -138,13 +138,13 @@ def test_a_node_that_answers_otherwise_is_found_out():
     assert tampered.shared.verdict == "wrong"
 
 
-def test_eager_is_given_the_same_chances_twice():
+def test_eager_draws_the_same_random_numbers_twice():
     module = nn.Dropout()
     inputs = {"input": torch.ones(100)}
     assert judged("again", eager(module, inputs), eager(module, inputs)).verdict == "equal"
 
 
-def test_an_exporter_that_crashes_is_a_wrong_model_and_not_the_end():
+def test_a_crash_of_an_export_is_a_wrong_result_and_ends_nothing_else():
     row = in_separate_process("crashing", lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert isinstance(row, Row)
     assert (row.name, row.verdict) == ("crashing", "wrong")

@@ -45,12 +45,12 @@ def test_mutants_of_bytes_are_repeated_by_their_seed(data):
 
 
 @pytest.mark.parametrize("make", LIGHT.values(), ids=LIGHT.keys())
-def test_hostile_workers_are_repeated_by_their_seed(make):
+def test_hostile_bodies_are_repeated_by_their_seed(make):
     assert [make(Random(seed)) for seed in range(50)] == [make(Random(seed)) for seed in range(50)]
 
 
 @pytest.mark.parametrize("name", [name for name in HEAVY if "MiB" not in name and "million" not in name])
-def test_heavy_workers_have_the_length_that_they_announce(name):
+def test_heavy_bodies_have_the_length_that_they_announce(name):
     head, _, body = HEAVY[name]().partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in head
 
@@ -250,8 +250,7 @@ def test_no_answer_on_an_open_connection_is_hung(listener):
         exchange(listener.getsockname()[1], b"GET / HTTP/1.1\r\n\r\n", 0.05)
 
 
-def test_kinds_are_run_in_order(tmp_path):
-    """The report of a try says which one it was."""
+def test_tries_are_run_in_order_and_repeated_by_their_numbers(tmp_path):
 
     class AttackedNode:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""The sweep over the memory of idle workers: its counts, and that its rules match their names."""
+"""The sweep over the memory of idle workers counts cold starts, and its rules do what their names say."""
 
 import argparse
 

@@ -16,7 +16,7 @@ RIGHT = hashlib.sha256(TENSORS).digest()
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """A server that answers as a node would, each function in a different way."""
+    """A server that answers as a node would, each path in a different way."""
 
     protocol_version = "HTTP/1.1"
 
@@ -149,7 +149,7 @@ def test_a_request_that_a_node_has_seen_is_not_sent_again(server, monkeypatch):
     assert [each.kind for each in outcomes] == ["answered", "lost"]
 
 
-def test_who_is_late_hears_answers_between_its_requests(server):
+def test_answers_are_read_between_requests_that_are_sent_late(server):
     # All are planned for the same moment; further connections are needed only while an answer is on its way.
     outcomes = run(server, [target("/a")], [(0.0, 0)] * 800)
     assert count_kinds(outcomes)["answered"] == 800
@@ -174,10 +174,10 @@ def test_requests_to_a_closed_port_are_lost_and_the_generator_continues():
     assert [each.kind for each in outcomes] == ["lost", "lost"]
 
 
-def test_a_plan_that_is_ended_early_still_hears_its_answers(server):
+def test_the_answers_of_a_plan_that_is_ended_early_are_still_read(server):
     generator = Generator(server.server_port, Plan([target("/a")], [b"first"], [(0.0, 0), (3600.0, 0)], 30.0))
     ended = threading.Timer(0.05, generator.stop)
-    # It wakes only for the next arrival or a signal; here an answer comes late.
+    # The generator polls until the next arrival or a signal; here it polls more often.
     generator._poll = Impatient(generator._poll)
     ended.start()
     assert [each.kind for each in generator.run()] == ["answered"]

@@ -1,4 +1,4 @@
-"""The siege attributes each request to its phase, and counts a wrong answer as the maximum latency."""
+"""The siege attributes each request to its phase, and counts each that is not answered right as the maximum latency."""
 
 import os
 import time

@@ -161,7 +161,7 @@ def test_a_journal_that_does_not_replay_is_reported(tmp_path):
         JournalSteps(journal)
 
 
-def test_what_is_under_way_lasts_until_it_is_ended():
+def test_what_is_in_progress_lasts_until_it_is_ended():
     spans, before = Spans(), monotonic()
     spans.begin()
     later = Span(before + 1000, before + 1001)

@@ -34,7 +34,7 @@ def test_recorded_functions_take_the_rows_of_the_trace(tmp_path):
 
 
 @given(st.lists(st.floats(0.01, 2.0), min_size=1, max_size=20), st.floats(0.0, 60.0), st.floats(0.05, 0.9))
-def test_the_kept_share_asks_for_the_wished_cores(rates, keep_alive_s, cores):
+def test_the_kept_share_asks_for_the_wanted_cores(rates, keep_alive_s, cores):
     costs = [COST] * len(rates)
     share = kept_share(rates, costs, keep_alive_s, cores)
     assert 0 < share <= 1

@@ -121,7 +121,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """Yield a node without functions."""
+    """Yield the node that the tests share, which starts without functions."""
     with serving(tmp_path_factory.mktemp("node") / "data") as node:
         yield node
 

@@ -1,4 +1,4 @@
-"""Every command that talks to a node, against a real one."""
+"""Commands that deploy, call, show and remove functions, against a real node."""
 
 import json
 import os

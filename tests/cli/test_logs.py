@@ -15,7 +15,7 @@ def preprocess(inputs, state):
     print("called", *inputs["x"].shape)
     return inputs
 """
-SINCE = "has printed nothing"
+NO_OUTPUT = "has printed nothing"
 WAIT_S = 20.0
 
 
@@ -56,5 +56,5 @@ def test_only_to_its_tenant(run: Run, talking: str) -> None:
 def test_a_function_that_prints_nothing(run: Run, scale: str) -> None:
     silent = run("logs", scale)
     assert silent.stdout == ""
-    assert SINCE in silent.stderr
+    assert NO_OUTPUT in silent.stderr
     assert json.loads(run("logs", scale, "--json").stdout) == []

@@ -96,7 +96,7 @@ def test_what_is_written_in_place_of_an_even_size_works(run: Run, mistakes: str)
 
 
 def overwinter(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
-    """Return a function that runs the command in a separate process without a terminal."""
+    """Run the command in a separate process without a terminal."""
     command = [sys.executable, "-m", "overwinter", *arguments]
     return subprocess.run(command, cwd=at, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 

@@ -179,5 +179,5 @@ def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: 
     assert msgspec.structs.replace(recorded, **theirs, workers_ahead=None) == SchedulerConfig()
 
 
-def test_the_node_of_these_tests(node: Serving) -> None:
+def test_the_shared_node_still_runs(node: Serving) -> None:
     assert node.process.poll() is None

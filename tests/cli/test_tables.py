@@ -112,7 +112,7 @@ def test_a_list_names_the_family_of_each_function_and_the_workers_that_have_it(
     assert "c 1 READY awake - - 4 2.0 KiB 0 B - 1 min ago" in lines
 
 
-def test_a_function_tells_its_siblings_and_what_each_worker_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_shows_its_family_and_what_each_worker_has(capsys: pytest.CaptureFixture[str]) -> None:
     workers = [
         {"worker": 3, "family": "a@1", "state": "idle", "bound": ["b@1"], "bound_count": 1},
         {"worker": 5, "family": "a@1", "state": "busy", "bound": ["a@1", "b@1"], "bound_count": 2},

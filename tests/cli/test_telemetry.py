@@ -1,4 +1,4 @@
-"""Output of activity, explanations and usage: nothing is omitted, and unknown values are shown as unknown."""
+"""Output of activity, explanations and usage: what is omitted is counted, and unknown values are shown as unknown."""
 
 from rich.console import Console
 
@@ -96,7 +96,7 @@ def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
     assert ["8", "and", "300", "more"] in lines
 
 
-def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_paid() -> None:
+def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_charged() -> None:
     assert "runs shared none" in " ".join(text(*explained_tables(EXPLAINED)).split())
     shared = {
         "runs": 4, "all_runs": 10, "requests": 5, "all_requests": 20, "charged_s": 0.5, "whole_s": 2.0,
@@ -139,7 +139,7 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     assert "slice 2 1 B, on no device; last device: none" in shown
 
 
-def test_an_explanation_of_a_function_for_workers_and_devices_tells_both_prices() -> None:
+def test_an_explanation_of_a_function_for_workers_and_devices_tells_both_expected_times() -> None:
     pool = {
         "devices": ["virtual:0"], "no_device_reason": "", "last_device": "", "answers": 0, "in_time": 0,
         "required": 0.0, "runs": {}, "hit_ratio": None, "moved_bytes": None, "nbytes": 4096, "run_s": 0.1,

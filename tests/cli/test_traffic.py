@@ -13,7 +13,7 @@ def deploy_twice(run: Run, name: str) -> None:
 
 
 def shown(run: Run, name: str) -> dict[int, tuple[int, bool]]:
-    """Return the share of the traffic of each version of a function."""
+    """Return the percentage of the traffic of each version of a function, and whether the version is promoted."""
     listed = json.loads(run("ps", "--json").output)
     return {each["version"]: (each["traffic"], each["promoted"]) for each in listed if each["name"] == name}
 

@@ -130,7 +130,7 @@ class Rig:
         return self._last
 
     def deploy(self, *functions: Function) -> None:
-        """Let the effects know them, as if their blocks lay in a host store."""
+        """Register the functions with the node, as if their blocks lay in a host store."""
         self.registry.add(*(function.deployed for function in functions))
         known = {function.deployed.id: function for function in functions}
         self.registry.warm_up_of = lambda id_: _warm_up(known[id_]) if known[id_].deployed.warm_ups else None

@@ -20,7 +20,7 @@ CONTENTS = {address_of(data): data for data in (b"a" * 5000, b"b" * 70_000)}
 
 
 class NoProcesses:
-    """A node whose processes have all ended, or of which one zygote is left."""
+    """The processes of a node without workers; `zygotes`: the smaps files of its zygotes."""
 
     def __init__(self) -> None:
         self.zygotes = []

@@ -41,7 +41,7 @@ def function(name: str, handler: str | None = None, tenant="ada", memory_mib=512
     return Function(Same(), {"x": torch.zeros(2, 4)}, handler, memory_mib, name=name, tenant=tenant)
 
 
-async def answers(rig: Rig, process) -> None:
+async def check_answer(rig: Rig, process) -> None:
     run = rig.begin(process, x=torch.ones(1, 4))
     await rig.ended(run)
     assert rig.failures(run) == []
@@ -49,7 +49,7 @@ async def answers(rig: Rig, process) -> None:
 
 
 async def zygote_of(rig: Rig, which: Function) -> ZygoteProcess:
-    """Return the zygote of the function's tenant, which holds its program or is about to."""
+    """Deploy the function, order its preparation, and return the zygote of its tenant."""
     tenant = which.deployed.manifest.tenant
     rig.deploy(which)
     rig.effects.carry_out(Prepare(which.deployed.id))
@@ -57,8 +57,8 @@ async def zygote_of(rig: Rig, which: Function) -> ZygoteProcess:
     return rig.processes.zygotes.tenants[tenant]
 
 
-async def forked_ahead(rig: Rig, which: Function) -> WorkerId:
-    """Return a worker that was forked ahead."""
+async def fork_one_ahead(rig: Rig, which: Function) -> WorkerId:
+    """Fork a worker ahead and return its id."""
     worker = WorkerId(rig.number())
     rig.effects.carry_out(ForkAhead(worker, which.deployed.id))
     await until(lambda: WorkerReady(worker) in rig.events or rig.exits(worker))
@@ -66,7 +66,7 @@ async def forked_ahead(rig: Rig, which: Function) -> WorkerId:
     return worker
 
 
-def data_most(pid: int) -> int:
+def data_limit(pid: int) -> int:
     with open(f"/proc/{pid}/limits") as limits:
         [line] = [line for line in limits if line.startswith("Max data size")]
     return int(line.split()[3])
@@ -79,18 +79,18 @@ def test_a_worker_starts_in_a_process_forked_ahead_with_the_same_limits_as_other
     async def scene():
         # It is forked after the program is prepared, although both are requested at once.
         zygote = await zygote_of(rig, asked)
-        worker = await forked_ahead(rig, asked)
+        worker = await fork_one_ahead(rig, asked)
         pid = rig.processes.ahead.workers[worker].pid
-        before = data_most(pid)
+        before = data_limit(pid)
         assert parents_of_all()[pid] == zygote.pid
         process, other = await rig.start_worker(asked, ahead=worker), await rig.start_worker(asked)
         assert (process.pid, process.worker) == (pid, process.worker)
         assert process.worker != worker
         assert other.pid != pid
         for each in (process, other):
-            await answers(rig, each)
-        assert abs(data_most(process.pid) - data_most(other.pid)) < MIB
-        assert data_most(process.pid) < before
+            await check_answer(rig, each)
+        assert abs(data_limit(process.pid) - data_limit(other.pid)) < MIB
+        assert data_limit(process.pid) < before
         assert rig.processes.ahead.workers == {}
         os.kill(pid, signal.SIGKILL)
         await until(lambda: rig.exits(process.worker))
@@ -108,13 +108,13 @@ def test_a_killed_process_forked_ahead_is_reported_and_a_start_forks_another(rig
 
     async def scene():
         await zygote_of(rig, asked)
-        worker = await forked_ahead(rig, asked)
+        worker = await fork_one_ahead(rig, asked)
         waiting = rig.processes.ahead.workers[worker]
         os.kill(waiting.pid, signal.SIGKILL)
         # The start is sent before the exit is noticed.
         wait_until_ended([os.dup(waiting.pidfd)], 10.0)
         process = await rig.start_worker(asked, ahead=worker)
-        await answers(rig, process)
+        await check_answer(rig, process)
         await until(lambda: rig.exits(worker))
         assert rig.processes.ahead.workers == {}
         rig.processes.stop(process.worker, kill=True)
@@ -135,12 +135,12 @@ def test_a_process_forked_ahead_that_does_more_than_wait_is_ended(rig, monkeypat
 
     async def scene():
         await zygote_of(rig, asked)
-        worker = await forked_ahead(rig, asked)
+        worker = await fork_one_ahead(rig, asked)
         check()
         await asyncio.sleep(0.01)
         assert worker in rig.processes.ahead.workers
         if beyond == "memory":
-            # It may not have written yet to any memory that it shares with its zygote.
+            # Perhaps it has not yet written to any memory that it shares with its zygote.
             monkeypatch.setattr(node_footprints, "AHEAD_BYTES_MAX", -1)
         else:
             monkeypatch.setattr(node_overuse, "AHEAD_S", 0.0)
@@ -158,7 +158,7 @@ def test_the_cpu_time_of_a_process_forked_ahead_counts_for_its_tenant(rig):
 
     async def scene():
         await zygote_of(rig, asked)
-        worker = await forked_ahead(rig, asked)
+        worker = await fork_one_ahead(rig, asked)
         shares._spent(rig.processes)
         assert rig.processes.ahead.workers[worker].pid in shares._seen
 
@@ -172,9 +172,9 @@ def test_a_process_forked_ahead_with_too_low_limits_ends_and_the_worker_is_forke
 
     async def scene():
         await zygote_of(rig, small)
-        worker = await forked_ahead(rig, small)
+        worker = await fork_one_ahead(rig, small)
         process = await rig.start_worker(large, concurrency=more.get("concurrency", 1), ahead=worker)
-        await answers(rig, process)
+        await check_answer(rig, process)
         await until(lambda: rig.exits(worker))
         rig.processes.stop(process.worker, kill=True)
         await until(lambda: rig.exits(process.worker))
@@ -187,7 +187,7 @@ def test_a_process_forked_ahead_is_stopped_and_ends_with_its_zygote(rig):
 
     async def scene():
         zygote = await zygote_of(rig, asked)
-        first, second = await forked_ahead(rig, asked), await forked_ahead(rig, asked)
+        first, second = await fork_one_ahead(rig, asked), await fork_one_ahead(rig, asked)
         pid = rig.processes.ahead.workers[first].pid
         rig.effects.carry_out(StopWorker(first, kill=True))
         await until(lambda: rig.exits(first))

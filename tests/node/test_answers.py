@@ -1,4 +1,6 @@
-"""The node accepts a worker's answer only if it was declared and lies in the buffer; otherwise it refuses all of it."""
+"""The node accepts a worker's answer only if its outputs are as declared and lie in the buffer; otherwise it refuses
+all of it.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -132,7 +134,7 @@ def test_an_outcome_with_another_number_of_tensors_is_refused(metas: tuple[Tenso
 
 
 ARRAY = b"\xdd" + (1 << 20).to_bytes(4)
-"""The head of a list of so many items in msgpack, without the items."""
+"""The head of a list of 2^20 items in msgpack, without the items."""
 
 
 @pytest.mark.parametrize(

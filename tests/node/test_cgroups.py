@@ -30,8 +30,8 @@ def parents():
     groups.close()
 
 
-def cores_of(pid: int) -> str:
-    """Return the path of the process's control group for cores, relative to the node's own."""
+def cpu_group_of(pid: int) -> str:
+    """Return the path of the process's control group for cores, beginning with the name of a node's group."""
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "cpu" or (not controllers and NAME_PREFIX in path):
@@ -40,7 +40,7 @@ def cores_of(pid: int) -> str:
 
 
 def weight_of(place: Path) -> int:
-    """The weight of a control group."""
+    """The CPU weight of a control group."""
     return next(int((place / name).read_text()) for name in ("cpu.weight", "cpu.shares") if (place / name).exists())
 
 
@@ -111,7 +111,7 @@ def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(paren
         from_own = await rig.start_worker(ada)
         assert from_own.worker in own.workers
         base = rig.processes.zygotes.base
-        found = [cores_of(process.pid) for process in (*from_base, own, from_own, base)]
+        found = [cpu_group_of(process.pid) for process in (*from_base, own, from_own, base)]
         shares = {(place / "cpu.shares").read_text() for place in groups(rig) if (place / "cpu.shares").exists()}
         assert len(shares) <= 1
         return found
@@ -149,7 +149,7 @@ def test_demoted_processes_compete_as_one_and_get_only_idle_cores_except_those_t
         assert other.parent == every
         assert other != place
         assert every.name == groups.name + IDLE_SUFFIX
-        assert cores_of(children[0].pid) == f"{every.name}/{place.name}"
+        assert cpu_group_of(children[0].pid) == f"{every.name}/{place.name}"
         usual = weight_of(every.with_name(groups.name))
         assert all(is_idle(each) or weight_of(each) < usual for each in (every, place, other))
         groups.restore(place)

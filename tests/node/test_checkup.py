@@ -43,7 +43,7 @@ def test_untested_builds_of_pytorch_are_reported_with_a_remedy(version, accelera
     assert ("CPU build" in check.remedy) == (level != "ok")
 
 
-def test_the_versions_that_are_tested_are_those_that_are_installed() -> None:
+def test_the_versions_that_are_tested_are_those_that_the_project_allows() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     (low, high), (oldest, newest) = (
         TORCHES,
@@ -79,7 +79,7 @@ def test_too_few_descriptors_are_reported_with_the_limit_to_raise(tmp_path) -> N
 
 
 def test_the_sandbox_is_tested_in_a_child_process() -> None:
-    """The checking process itself does not change, and reports what the node would report at its start."""
+    """The checking process itself does not change, so a second check finds the same."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert missing_protections() == missing_protections()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

@@ -88,7 +88,7 @@ def test_a_tenant_that_computes_outside_runs_has_less_weight_for_some_seconds(ri
     groups = rig.processes.zygotes.groups
     ada = Function(Same(), X, FOR_A_WHILE, name="ada", tenant="ada")
     rig.deploy(ada)
-    # So many that what it uses of them is little.
+    # So many cores that ada's use of them is little.
     shares = CoreShares(rig.processes, 64)
 
     async def scene():
@@ -114,7 +114,7 @@ def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
         Function(Same(), X, handler, name=name, tenant=name) for name, handler in (("ada", FOR_EVER), ("bob", None))
     )
     rig.deploy(ada, bob)
-    # Of a machine that may be busy with other things.
+    # A fifth of a core, because the machine may do other work.
     shares = CoreShares(rig.processes, 0.2)
     groups = rig.processes.zygotes.groups
 

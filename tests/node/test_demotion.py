@@ -12,7 +12,7 @@ from overwinter.node.cgroups import IDLE_SUFFIX, Groups
 from overwinter.node.demotion import demote
 
 from .rig import Function, Rig, Same, until
-from .test_cgroups import cores_of
+from .test_cgroups import cpu_group_of
 
 
 def child():
@@ -35,18 +35,18 @@ def test_a_process_is_demoted_and_not_another_that_got_its_pid(grouped):
             pytest.skip(groups.missing[0])
         groups.make()
 
-    def is_behind(pid):
-        return IDLE_SUFFIX in cores_of(pid) if grouped else os.sched_getscheduler(pid) == os.SCHED_IDLE
+    def gets_only_idle_cores(pid):
+        return IDLE_SUFFIX in cpu_group_of(pid) if grouped else os.sched_getscheduler(pid) == os.SCHED_IDLE
 
     lives, over = child(), child()
     try:
         pidfd, own = os.pidfd_open(over.pid), os.pidfd_open(lives.pid)
         over.communicate()
         assert demote(groups, lives.pid, pidfd, None) is None
-        assert not is_behind(lives.pid)
+        assert not gets_only_idle_cores(lives.pid)
         assert is_closed(pidfd)
         restore = demote(groups, lives.pid, own, None)
-        assert is_behind(lives.pid)
+        assert gets_only_idle_cores(lives.pid)
         assert is_closed(own)
         assert (restore is not None) == grouped
     finally:

@@ -1,4 +1,4 @@
-"""A deploy that fails before the trial of its version leaves no version behind."""
+"""A deploy that fails leaves no version behind, and many versions are removed in steps."""
 
 import asyncio
 import threading
@@ -28,7 +28,9 @@ NUMBERS = count()
 
 @pytest.fixture
 def deploying(hosted):
-    """Return a function that runs a coroutine with a node, and a manifest whose blobs the node has."""
+    """Return a function that runs a coroutine with a node and a manifest whose blobs the node has, and checks that
+    afterwards no version is left.
+    """
     made = export(Same(), {"x": torch.ones(1)}, {})
     packed = package(f"deployed{next(NUMBERS)}", made.program, made.weights)
 
@@ -154,7 +156,7 @@ def test_a_removal_collects_unneeded_blocks_in_the_thread_for_it(deploying, monk
 
 def test_the_owner_of_a_function_is_found_without_reading_all_functions(deploying, monkeypatch):
     class Unread(dict):
-        """Of which only single entries are asked for."""
+        """Fails if all its values are read."""
 
         def values(self):
             raise AssertionError("all functions were read")

@@ -1,4 +1,4 @@
-"""A function is refused at its deploy if no device of the node could ever run it, and by the rules of the device."""
+"""A program that no device can hold is cut into slices, and a function that no device could ever run is refused."""
 
 from types import SimpleNamespace
 

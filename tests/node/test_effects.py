@@ -1,4 +1,4 @@
-"""The node's effects without processes: what a wake waits for, and what it does not."""
+"""The node's effects without processes: loads, failed starts, removals, log lines and alarms."""
 
 import asyncio
 import threading
@@ -29,8 +29,8 @@ from tests.store.family import Pipes, names
 from .log_lines import LogLines
 from .rig import START_S, until
 
-POOL_MOST = 64
-"""More threads than asyncio's default pool has."""
+BUSY_THREADS = 64
+"""More threads than asyncio's default executor has."""
 
 
 def effects_over(tasks, functions, host=None, post=None, processes=None, log=None, published=None) -> NodeEffects:
@@ -55,7 +55,7 @@ def test_a_wake_does_not_wait_for_busy_threads():
     async def scene():
         async with asyncio.TaskGroup() as tasks:
             effects = effects_over(tasks, {"f@1": function}, host, heard.append)
-            deploys = [tasks.create_task(asyncio.to_thread(held.wait)) for _ in range(POOL_MOST)]
+            deploys = [tasks.create_task(asyncio.to_thread(held.wait)) for _ in range(BUSY_THREADS)]
             await asyncio.sleep(0.01)
             try:
                 effects.carry_out(LoadBlocks("f@1", 1))

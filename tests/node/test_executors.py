@@ -57,8 +57,8 @@ class Variant(Function):
         self.inputs = dict(model.example_inputs)
 
     @property
-    def weights(self) -> dict[str, int]:
-        """The bytes of each block that its weights take there."""
+    def block_bytes(self) -> dict[str, int]:
+        """The bytes of each block that the executor copies: up to the end of its last weight."""
         program_weights = [piece for block in self.deployed.manifest.blocks for piece in block.pieces]
         sizes = {piece.weight: piece.nbytes for piece in program_weights}
         found: dict[str, int] = {}
@@ -93,7 +93,7 @@ class Scaled(torch.nn.Module):
 
 
 class Chain(torch.nn.Module):
-    """Has two weights of a MiB. The second one may be another."""
+    """Has two weights of a MiB; the second one holds `number` everywhere."""
 
     def __init__(self, number: float) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ def test_an_executor_answers_as_a_worker_does(rig, pool, name):
         wanted_whole = pool.answers()
         executor = await pool.start()
         ended = await pool.run(executor, function, one)
-        assert ended == RunEnded(executor, ended.run, (), sum(function.weights.values()))
+        assert ended == RunEnded(executor, ended.run, (), sum(function.block_bytes.values()))
         assert pool.answers() == wanted
         ended = await pool.run(executor, function)
         assert ended == RunEnded(executor, ended.run)
@@ -261,25 +261,25 @@ def test_an_executor_answers_as_a_worker_does(rig, pool, name):
     rig.run(scene())
 
 
-def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(rig, pool):
+def test_a_variant_moves_only_its_own_blocks_and_eviction_costs_nothing(rig, pool):
     first, second = variant("minilm", 0), variant("minilm", 1)
     other = variant("resnet50", 0)
     pool.deploy(first, second, other)
-    delta = {address: nbytes for address, nbytes in second.weights.items() if address not in first.weights}
-    assert 0 < len(delta) < len(second.weights)
+    delta = {address: nbytes for address, nbytes in second.block_bytes.items() if address not in first.block_bytes}
+    assert 0 < len(delta) < len(second.block_bytes)
 
     async def scene():
         executor = await pool.start()
-        assert (await pool.run(executor, first)).moved_bytes == sum(first.weights.values())
+        assert (await pool.run(executor, first)).moved_bytes == sum(first.block_bytes.values())
         wanted = pool.answers()
         assert (await pool.run(executor, second)).moved_bytes == sum(delta.values())
         assert pool.answers() != wanted
-        assert (await pool.run(executor, other, evict=(first,))).moved_bytes == sum(other.weights.values())
-        own = {address: nbytes for address, nbytes in first.weights.items() if address not in second.weights}
+        assert (await pool.run(executor, other, evict=(first,))).moved_bytes == sum(other.block_bytes.values())
+        own = {address: nbytes for address, nbytes in first.block_bytes.items() if address not in second.block_bytes}
         assert (await pool.run(executor, first)).moved_bytes == sum(own.values())
         assert pool.answers() == wanted
         assert (await pool.run(executor, first, evict=(first, second, other))).moved_bytes == sum(
-            first.weights.values()
+            first.block_bytes.values()
         )
         assert pool.answers() == wanted
 
@@ -287,7 +287,7 @@ def test_a_sibling_moves_only_its_delta_and_eviction_costs_nothing(rig, pool):
 
 
 def near(answer, right, bound) -> bool:
-    """Whether the outputs of two requests are the same within the bound of batches."""
+    """Whether the outputs of two requests are equal within the bound."""
     return len(answer) == len(right) and all(
         (name, shape) == (other, same)
         and is_near(*(torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (wanted, data)), bound)
@@ -299,7 +299,7 @@ def test_functions_share_a_run_and_get_their_own_answers(rig, pool):
     first, second = variant("minilm", 0), variant("minilm", 1)
     pool.deploy(first, second)
     one = {key: value[:1] for key, value in first.inputs.items()}
-    union = sum({**first.weights, **second.weights}.values())
+    union = sum({**first.block_bytes, **second.block_bytes}.values())
 
     async def scene():
         executor, alone = await pool.start(), []
@@ -319,7 +319,7 @@ def test_functions_share_a_run_and_get_their_own_answers(rig, pool):
     rig.run(scene())
 
 
-def test_a_leader_that_is_removed_harms_no_mate(rig, pool):
+def test_a_function_that_is_removed_during_a_shared_run_harms_no_other(rig, pool):
     one = {"x": torch.ones(2, 512)}
     leader, mate = (Function(Chain(float(number)), one, name=f"chain{number}") for number in (2, 3))
     for each in (leader, mate):
@@ -369,13 +369,13 @@ def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(rig, poo
         executor = await pool.start()
         pool.unbind(executor, first)
         await pool.run(executor, first)
-        assert pool.mapped(executor) == len(first.weights)
+        assert pool.mapped(executor) == len(first.block_bytes)
         await pool.run(executor, second)
-        assert pool.mapped(executor) == len(first.weights | second.weights)
+        assert pool.mapped(executor) == len(first.block_bytes | second.block_bytes)
         pool.unbind(executor, first)
         pool.unbind(executor, second)
-        assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
-        assert pool.mapped(executor) == len(second.weights)
+        assert (await pool.run(executor, second)).moved_bytes == sum(second.block_bytes.values())
+        assert pool.mapped(executor) == len(second.block_bytes)
 
     rig.run(scene())
 
@@ -389,11 +389,11 @@ def test_the_first_request_moves_nothing_where_the_blocks_were_brought_before(ri
 
     async def scene():
         first = await pool.start()
-        assert (await pool.run(first, function)).moved_bytes == sum(function.weights.values())
+        assert (await pool.run(first, function)).moved_bytes == sum(function.block_bytes.values())
         wanted = pool.answers()
         second = await pool.start(SMALL)
         brought = await pool.bring(second, function)
-        assert brought == RunEnded(second, brought.run, (), sum(function.weights.values()))
+        assert brought == RunEnded(second, brought.run, (), sum(function.block_bytes.values()))
         ended = await pool.run(second, function)
         assert ended == RunEnded(second, ended.run)
         assert pool.answers() == wanted
@@ -415,7 +415,7 @@ def test_a_prepared_function_answers_as_others_do(rig, pool, name):
         executor = await pool.start()
         assert not (await pool.prepare(executor, function)).interrupted
         # Preparing brings nothing to the device.
-        assert (await pool.run(executor, function)).moved_bytes == sum(function.weights.values())
+        assert (await pool.run(executor, function)).moved_bytes == sum(function.block_bytes.values())
         assert pool.answers() == wanted
 
     rig.run(scene())
@@ -448,7 +448,7 @@ def test_a_prepared_function_that_is_unbound_is_not_mapped(rig, pool):
     async def scene():
         executor = await pool.start()
         await pool.prepare(executor, function)
-        assert pool.mapped(executor) == len(function.weights)
+        assert pool.mapped(executor) == len(function.block_bytes)
         operation = pool.order(executor, function)
         pool.unbind(executor, function)
         await until(lambda: pool.prepared(operation))
@@ -461,17 +461,17 @@ def test_a_prepared_function_that_is_unbound_is_not_mapped(rig, pool):
 @sees_maps
 def test_few_blocks_stay_mapped_and_more_on_the_device(rig, pool, monkeypatch):
     first, second = variant("minilm", 0), variant("resnet50", 0)
-    monkeypatch.setattr(executors, "MAPPED_MAX", len(first.weights) + 1)
+    monkeypatch.setattr(executors, "MAPPED_MAX", len(first.block_bytes) + 1)
     pool.deploy(first, second)
 
     async def scene():
         executor = await pool.start()
         await pool.run(executor, first)
         await pool.run(executor, second)
-        assert pool.mapped(executor) == len(second.weights)
+        assert pool.mapped(executor) == len(second.block_bytes)
         assert (await pool.run(executor, first)).moved_bytes == 0
         pool.unbind(executor, second)
-        assert (await pool.run(executor, second)).moved_bytes == sum(second.weights.values())
+        assert (await pool.run(executor, second)).moved_bytes == sum(second.block_bytes.values())
 
     rig.run(scene())
 
@@ -598,7 +598,7 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(rig, pool):
 def test_a_null_device_needs_a_profile_and_neither_moves_nor_computes(rig, pool):
     function = variant("resnet50", 0)
     pool.deploy(function)
-    nbytes = sum(function.weights.values())
+    nbytes = sum(function.block_bytes.values())
 
     async def scene():
         executor = await pool.start(NULL)
@@ -642,7 +642,7 @@ def test_an_executor_that_is_killed_is_reported_and_replaced(rig, pool):
         assert "signal 9" in end.reason
         assert [line for line in pool.effects.executors._log if "virtual:0 has ended" in line and "signal 9" in line]
         again = await pool.start(tenant="default")
-        assert (await pool.run(again, function)).moved_bytes == sum(function.weights.values())
+        assert (await pool.run(again, function)).moved_bytes == sum(function.block_bytes.values())
         assert pool.answers() == wanted
         assert (await pool.stop(again)).reason == "its process exited with status 0"
         assert not [line for line in pool.effects.executors._log if "status 0" in line]
@@ -693,7 +693,7 @@ def test_a_damaged_block_ends_the_executor_that_copied_it_even_if_it_no_longer_m
         await pool.run(executor, function)
         await pool.run(executor, other)
         assert pool.effects.kill_block_readers("", "0" * 64) == []
-        assert len(pool.effects.kill_block_readers("", next(iter(function.weights)))) == 1
+        assert len(pool.effects.kill_block_readers("", next(iter(function.block_bytes)))) == 1
         await until(lambda: rig.exits(executor))
         assert rig.exits(executor)[0].lost_blocks
 

@@ -58,7 +58,7 @@ def preprocess(inputs, state):
         time.sleep(0.001)
     return inputs
 """
-"""Its inputs lie in the buffer: the owner of the other side of the buffer opens the gate."""
+"""Its inputs lie in the buffer, where `open_gates` changes them."""
 
 
 def open_gates(worker) -> None:
@@ -84,8 +84,8 @@ def right(rig, run, member, x) -> bool:
 
 
 def mapped_by(worker) -> int:
-    """Return the blocks that the worker's process has mapped, as the kernel reports them."""
-    # The node holds this file of a process that hides its own from an ordinary user.
+    """Return how many blocks the worker's process has mapped, as the kernel reports."""
+    # An ordinary user cannot open this file of a contained process, but the node holds it open.
     with open(os.dup(worker.smaps)) as lines:
         lines.seek(0)
         return sum("/memfd:test" in line for line in lines)

@@ -1,4 +1,4 @@
-"""An error of the system ends one check, and not the node; an error in the node's code is reported."""
+"""An error of the system ends one check; an error in the node's code ends the node, or only work for one function."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ from overwinter.store.repository import Repository
 from tests.node.log_lines import LogLines
 from tests.node.rig import until
 
-LOOKS = [
+CALLED = [
     (Footprints, "check"),
     (CoreShares, "check"),
     (OveruseCheck, "check"),
@@ -29,7 +29,7 @@ LOOKS = [
     (HostStores, "capacity_bytes"),
     (Repository, "collect"),
 ]
-"""The periodic checks of the node."""
+"""What the periodic checks of the node call."""
 FAILURES = [OSError(errno.EIO, "the disk fails"), MemoryError(), StoreError("a block cannot be read")]
 
 
@@ -61,17 +61,17 @@ def node_in(tmp_path, said):
 def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
     monkeypatch.setattr(upkeep, "CAPACITY_EVERY_S", 0.05)
     monkeypatch.setattr(verifying, "EVERY_S", 0.05)
-    tried = dict.fromkeys(LOOKS, 0)
+    tried = dict.fromkeys(CALLED, 0)
 
-    def failing(look):
+    def failing(called):
         def fail(*arguments):
-            tried[look] += 1
+            tried[called] += 1
             raise OSError(errno.EIO, "the disk fails")
 
         return fail
 
-    for look in LOOKS:
-        monkeypatch.setattr(*look, failing(look))
+    for called in CALLED:
+        monkeypatch.setattr(*called, failing(called))
     said = LogLines()
 
     async def scene():
@@ -80,8 +80,8 @@ def test_a_node_survives_failures_of_its_periodic_checks(tmp_path, monkeypatch):
             assert node.live()
             metrics = (await node.telemetry.metrics()).decode()
         result = [line for line in said if "the disk fails" in line]
-        assert len(result) == len(set(result)) == len(LOOKS)
-        assert metrics.count("overwinter_checks_failed_total{what=") == len(LOOKS)
+        assert len(result) == len(set(result)) == len(CALLED)
+        assert metrics.count("overwinter_checks_failed_total{what=") == len(CALLED)
 
     asyncio.run(scene())
 

@@ -176,7 +176,7 @@ def test_memory_of_a_tenant_that_no_process_shows_counts_for_its_workers_in_equa
     greedy, plain, other = scene.start(GREEDY), scene.start(), scene.start(tenant="bob")
     scene.check()
     before = [scene.taken(worker) for worker in (greedy, plain, other)]
-    # As if it had a way to hide what it has.
+    # As if the worker could hide memory from the check.
     greedy.inherited_bytes += HEAP
     for _ in range(UNATTRIBUTED_CHECKS):
         assert scene.taken(plain) == before[1]
@@ -223,7 +223,7 @@ def test_pages_that_the_zygote_has_dropped_count_for_the_workers_that_still_shar
     assert abs(worker.inherited_bytes - others) < MIB
     assert worker.inherited_bytes < before
     assert other.inherited_bytes == before
-    # It was measured once.
+    # The worker is measured only once.
     worker.inherited_bytes = 7
     scene.rig.run(accounts.measure_copies())
     assert worker.inherited_bytes == 7

@@ -33,7 +33,7 @@ class Recorder:
 
 
 def loop_over(effects, read=lambda *step: None, journal=None) -> Loop:
-    """A loop of its own scheduler, with no function to be put out of service."""
+    """A loop with its own scheduler and no function in quarantine."""
     scheduler = Scheduler(SchedulerConfig())
     journal = journal or Journal(SchedulerConfig(), 10)
     return Loop(scheduler, Published(scheduler.cycle), journal, effects, read, Quarantine(Path("nowhere")))
@@ -66,7 +66,7 @@ class Quiet:
 
 
 async def read_by(read):
-    """What was carried out before this reader of three steps, and why the loop broke then."""
+    """Let `read` see three steps; return the number of actions done before, and the error that broke the loop."""
     effects = Quiet()
     loop = loop_over(effects, read)
     for event in (Arrived(1, "absent", None, None), Cancelled(1), Arrived(2, "absent", None, None)):

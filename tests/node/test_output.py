@@ -44,24 +44,24 @@ def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
     assert max(len(line) for line in results) < output.LINE_BYTES_MAX + 100
 
 
-async def spoken(*parts: bytes) -> list[str]:
+async def logged(*parts: bytes) -> list[str]:
     said = LogLines()
-    mouth = Outputs(said).open("worker")
-    mouth.assign("f@1")
+    pipe_end = Outputs(said).open("worker")
+    pipe_end.assign("f@1")
     for part in parts:
-        os.write(mouth.far_end, part)
+        os.write(pipe_end.far_end, part)
         await asyncio.sleep(0)
-    mouth.close()
+    pipe_end.close()
     return said
 
 
 def test_lines_are_complete_and_have_no_control_characters():
-    said = asyncio.run(spoken(b"one\ntw", b"o\n\x1b[2Jthree\r\nlast"))
+    said = asyncio.run(logged(b"one\ntw", b"o\n\x1b[2Jthree\r\nlast"))
     assert said == [f"worker f@1: {line}" for line in ("one", "two", "\ufffd[2Jthree", "last")]
 
 
 def test_the_number_of_dropped_lines_is_logged():
-    said = asyncio.run(spoken(b"x\n" * (output.LINES_MAX + 7)))
+    said = asyncio.run(logged(b"x\n" * (output.LINES_MAX + 7)))
     assert len(said) == output.LINES_MAX + 1
     assert "7 more lines" in said[-1]
 
@@ -69,7 +69,7 @@ def test_the_number_of_dropped_lines_is_logged():
 def test_no_descriptor_stays_open():
     async def many():
         for _ in range(20):
-            await spoken(b"x\n")
+            await logged(b"x\n")
 
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(many())
@@ -80,7 +80,7 @@ def test_lines_that_are_dropped_are_only_counted(monkeypatch):
     added = []
     add = Output._add
     monkeypatch.setattr(Output, "_add", lambda self, line: added.append(line) or add(self, line))
-    said = asyncio.run(spoken(b"first\n" + b"\n" * 30_000, b"\n" * 30_000 + b"last"))
+    said = asyncio.run(logged(b"first\n" + b"\n" * 30_000, b"\n" * 30_000 + b"last"))
     assert len(added) == output.LINES_MAX + 1
     assert added[0] == b"first"
     assert added[-1] == b"last"
@@ -89,7 +89,9 @@ def test_lines_that_are_dropped_are_only_counted(monkeypatch):
 
 
 def tenants_that_print(loud: int, lines: int) -> tuple[LogLines, list[Output]]:
-    """Return the log, and pipes with output: of one tenant many with many lines, of another one with one line."""
+    """Return the log, and pipes with output: `loud` pipes of one tenant with `lines` lines each, and one of another
+    tenant with one line.
+    """
     said = LogLines()
     outputs = Outputs(said)
     pipes = [outputs.open(f"loud {at}", "loud") for at in range(loud)] + [outputs.open("quiet", "quiet")]
@@ -124,7 +126,7 @@ def test_the_lines_of_all_processes_of_a_tenant_are_limited_and_others_lose_none
         said, pipes = tenants_that_print(30, 20)
         await until(lambda: any(line.startswith("quiet") for line in said))
         assert said.count("quiet: x") == 1
-        # Until the other tenant printed, it had all.
+        # Until the quiet tenant printed, the loud one could use the whole limit.
         assert 50 <= len(said) - 1 <= 100
         pipes[0]._outputs._end_window()
         reports = [line for line in said if "dropped" in line]

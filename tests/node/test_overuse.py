@@ -22,7 +22,7 @@ from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
 from tests.node.rig import START_S, Function, Same, until
-from tests.node.test_cgroups import cores_of, is_idle
+from tests.node.test_cgroups import cpu_group_of, is_idle
 from tests.scheduler.world import spec
 
 SPINS = """
@@ -46,7 +46,7 @@ def preprocess(inputs, state):
 """
 X = {"x": torch.zeros(2, 4)}
 BOUND_S = 0.1
-BEHIND_S = 240.0
+DEMOTED_RUN_S = 240.0
 UPKEEP = Threads(1, "upkeep")
 
 
@@ -121,7 +121,7 @@ class Scene:
             await self.overuse.demote(worker)
         return found
 
-    def is_behind(self, worker):
+    def gets_only_idle_cores(self, worker):
         if self.rig.processes.zygotes.groups.shares_cores:
             return IDLE_SUFFIX in Path(f"/proc/{worker.pid}/cgroup").read_text()
         threads = [int(name) for name in os.listdir(f"/proc/{worker.pid}/task")]
@@ -137,10 +137,10 @@ def test_a_worker_that_computes_outside_runs_is_demoted_and_gets_no_more_runs(ma
     async def act():
         worker = await scene.start(SPINS)
         assert await scene.check(1.0) == []
-        assert not scene.is_behind(worker)
+        assert not scene.gets_only_idle_cores(worker)
         await scene.compute(worker)
         assert await scene.check(1.25) == [worker]
-        assert scene.is_behind(worker)
+        assert scene.gets_only_idle_cores(worker)
         assert scene.posted == []
         assert await scene.check(1.5) == await scene.check(1.75) == []
         assert scene.posted == [Demoted(worker.worker)]
@@ -161,7 +161,7 @@ def test_a_worker_is_demoted_while_all_threads_of_requests_are_busy(machine):
         try:
             async with asyncio.timeout(START_S):
                 assert await scene.check(1.25) == [worker]
-            assert scene.is_behind(worker)
+            assert scene.gets_only_idle_cores(worker)
         finally:
             free.set()
             await asyncio.wait(busy)
@@ -169,7 +169,7 @@ def test_a_worker_is_demoted_while_all_threads_of_requests_are_busy(machine):
     machine.run(act())
 
 
-@pytest.mark.timeout(2 * BEHIND_S)
+@pytest.mark.timeout(2 * DEMOTED_RUN_S)
 def test_a_long_run_is_demoted_and_ends_with_the_right_answer(machine):
     scene = Scene(machine)
 
@@ -185,9 +185,9 @@ def test_a_long_run_is_demoted_and_ends_with_the_right_answer(machine):
         assert await scene.check(1.9) == []
         await scene.compute(worker)
         assert await scene.check(2.1) == [worker]
-        assert scene.is_behind(worker)
+        assert scene.gets_only_idle_cores(worker)
         # This takes long where other processes compute all the time.
-        await until(lambda: run in machine.ends(), BEHIND_S)
+        await until(lambda: run in machine.ends(), DEMOTED_RUN_S)
         assert torch.equal(machine.output(run), x["x"] + 1.0)
         # The time was a run's, and is billed as run time.
         assert scene.statistics.tallies["f"].background_core_s == 0.0
@@ -202,7 +202,7 @@ def wait_until(holds):
 
 
 @pytest.mark.parametrize("when", ["after", "during"])
-def test_a_demoted_worker_gets_its_weight_back_when_it_is_stopped(rig, when):
+def test_a_demoted_worker_gets_its_cpu_weight_back_when_it_is_stopped(rig, when):
     scene, groups = Scene(rig), rig.processes.zygotes.groups
     if not groups.shares_cores:
         pytest.skip("the system gives no control groups")
@@ -214,8 +214,8 @@ def test_a_demoted_worker_gets_its_weight_back_when_it_is_stopped(rig, when):
             await demoting
         else:
             await asyncio.sleep(0)
-            wait_until(lambda: scene.is_behind(worker))
-        place = groups._tenants_parent.parent / cores_of(worker.pid)
+            wait_until(lambda: scene.gets_only_idle_cores(worker))
+        place = groups._tenants_parent.parent / cpu_group_of(worker.pid)
         assert is_idle(place)
         # It would not stop by itself before the cores are idle, so it is killed.
         rig.processes.stop(worker.worker, kill=when == "during")
@@ -232,7 +232,7 @@ def test_computation_outside_runs_is_found_after_an_idle_time(rig):
 
     async def act():
         worker = await scene.start(SPINS)
-        # Before the run began, as far as this process knows.
+        # A stopped process computes nothing, so the checks find the worker idle.
         os.kill(worker.pid, signal.SIGSTOP)
         assert [await scene.check(at) for at in (1.0, 2.0, 3.0, 4.0, 5.0)] == [[]] * 5
         os.kill(worker.pid, signal.SIGCONT)
@@ -257,7 +257,7 @@ def test_a_run_that_only_waits_is_not_demoted(rig):
     rig.run(act())
 
 
-def test_a_usually_slow_worker_is_not_demoted(rig):
+def test_a_worker_whose_runs_usually_take_long_is_demoted_later(rig):
     scene = Scene(rig)
 
     async def act():

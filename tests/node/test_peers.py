@@ -38,7 +38,7 @@ def variants():
 
 
 def mapped(pool, executor):
-    """Return the names of the shared memory that an executor has mapped."""
+    """Return the executor's mappings of the memory of devices."""
     pid = pool.effects.executors._executors[executor].pid
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return [line for line in lines if "overwinter-device" in line]
@@ -57,23 +57,23 @@ async def copying(pool, function):
 def test_blocks_come_from_the_device_that_has_them(rig, pool, variants):
     first, second = variants
     pool.deploy(first, second)
-    shared = {address: nbytes for address, nbytes in first.weights.items() if address in second.weights}
-    assert 0 < len(shared) < len(second.weights)
+    shared = {address: nbytes for address, nbytes in first.block_bytes.items() if address in second.block_bytes}
+    assert 0 < len(shared) < len(second.block_bytes)
 
     async def scene():
         one, two = await pool.start(ONE), await pool.start(TWO)
         # Nothing lies there yet.
         ended = await pool.run(one, first, peer=TWO)
-        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.weights.values()), 0)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.block_bytes.values()), 0)
         wanted = pool.answers()
         ended = await pool.run(two, first, peer=ONE)
-        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.weights.values()),) * 2
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.block_bytes.values()),) * 2
         assert pool.answers() == wanted
         ended = await pool.run(two, second, evict=(first,), peer=ONE)
-        assert (ended.moved_bytes, ended.peer_bytes) == (sum(second.weights.values()), sum(shared.values()))
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(second.block_bytes.values()), sum(shared.values()))
         wanted = pool.answers()
         ended = await pool.run(two, first, evict=(second,))
-        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.weights.values()), 0)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(first.block_bytes.values()), 0)
         ended = await pool.run(one, second, evict=(first,), peer=TWO)
         assert ended.peer_bytes == sum(shared.values())
         assert pool.answers() == wanted
@@ -89,7 +89,7 @@ def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(rig,
         one, _, wanted, run = await copying(pool, function)
         os.kill(pool.effects.executors._executors[one].pid, signal.SIGKILL)
         ended = await run
-        assert ended.peer_bytes == ended.moved_bytes == sum(function.weights.values())
+        assert ended.peer_bytes == ended.moved_bytes == sum(function.block_bytes.values())
         assert pool.answers() == wanted
         [exit_] = rig.exits(one)
         assert rig.events.index(exit_) < rig.events.index(ended)
@@ -121,7 +121,7 @@ def test_another_tenant_s_device_gives_nothing(rig, pool, variants):
         await pool.run(one, function)
         wanted = pool.answers()
         ended = await pool.run(two, function, peer=ONE)
-        assert (ended.moved_bytes, ended.peer_bytes) == (sum(function.weights.values()), 0)
+        assert (ended.moved_bytes, ended.peer_bytes) == (sum(function.block_bytes.values()), 0)
         assert pool.answers() == wanted
         assert pool.effects.executors._executors[two].mapped == {}
 
@@ -145,7 +145,7 @@ def test_the_memory_of_an_executor_that_ended_is_unmapped(rig, pool, variants):
         await until(lambda: len(mapped(pool, two)) == 1)
         again = await pool.start(ONE)
         ended = await pool.run(again, function, peer=TWO)
-        assert ended.peer_bytes == sum(function.weights.values())
+        assert ended.peer_bytes == sum(function.block_bytes.values())
         await pool.run(two, function, evict=(function,), peer=ONE)
         assert len(mapped(pool, two)) == 2
 

@@ -1,4 +1,4 @@
-"""Pipelines over functions in plain Python: order, deadlines, failures, and counts of all steps."""
+"""Pipelines over functions in plain Python: order, deadlines, failures, limits and signatures."""
 
 import asyncio
 import gc
@@ -56,7 +56,7 @@ class View(msgspec.Struct):
 Work = Callable[[list[Tensor]], Awaitable[list[Tensor]]]
 
 
-class Town:
+class FakeFunctions:
     """Functions by name and version, and a clock that moves only explicitly."""
 
     def __init__(self) -> None:
@@ -97,17 +97,17 @@ class Town:
 
 
 @pytest.fixture
-def town() -> Town:
-    town = Town()
+def functions() -> FakeFunctions:
+    functions = FakeFunctions()
     for name, factor in (("double", 2.0), ("triple", 3.0), ("negate", -1.0)):
-        town.add(name, factor)
-    return town
+        functions.add(name, factor)
+    return functions
 
 
 @pytest.fixture
-def pipelines(town: Town, tmp_path):
+def pipelines(functions: FakeFunctions, tmp_path):
     repository = Repository(tmp_path)
-    yield Pipelines(town, town.infer, repository, lambda: town.time)
+    yield Pipelines(functions, functions.infer, repository, lambda: functions.time)
     repository.close()
 
 
@@ -134,8 +134,8 @@ def run(
     return asyncio.run(deployed())
 
 
-def test_outputs_of_stages_get_the_pipelines_names(town, pipelines):
-    town.starts = {"double": "host", "negate": "disk"}
+def test_outputs_of_stages_get_the_pipelines_names(functions, pipelines):
+    functions.starts = {"double": "host", "negate": "disk"}
     reply = run(pipelines, priority=3)
     assert {tensor.name: values(tensor) for tensor in reply.outputs} == {
         "l": [6.0, 30.0],
@@ -143,10 +143,10 @@ def test_outputs_of_stages_get_the_pipelines_names(town, pipelines):
         "raw": [2.0, 10.0],
     }
     assert (reply.name, reply.version, reply.start) == ("fork", 1, "disk")
-    assert town.asked == [("double", None, 10.0, 3), ("triple", None, 10.0, 3), ("negate", 1, 10.0, 3)]
+    assert functions.asked == [("double", None, 10.0, 3), ("triple", None, 10.0, 3), ("negate", 1, 10.0, 3)]
 
 
-def test_independent_stages_run_concurrently(town, pipelines):
+def test_independent_stages_run_concurrently(functions, pipelines):
     both = asyncio.Barrier(2)
 
     async def meet(inputs):
@@ -154,12 +154,12 @@ def test_independent_stages_run_concurrently(town, pipelines):
         await both.wait()
         return [floats("y", 7.0)]
 
-    town.add("triple", work=meet)
-    town.add("negate", work=meet)
+    functions.add("triple", work=meet)
+    functions.add("negate", work=meet)
     assert [values(tensor) for tensor in run(pipelines).outputs[:2]] == [[7.0], [7.0]]
 
 
-def test_the_stages_of_a_tenants_requests_are_limited(town, pipelines, monkeypatch):
+def test_the_stages_of_a_tenants_requests_are_limited(functions, pipelines, monkeypatch):
     monkeypatch.setattr(module, "OPEN_STAGES_MAX", 7)
     go = asyncio.Event()
 
@@ -167,7 +167,7 @@ def test_the_stages_of_a_tenants_requests_are_limited(town, pipelines, monkeypat
         await go.wait()
         return [floats("y", 7.0)]
 
-    town.add("double", work=wait)
+    functions.add("double", work=wait)
 
     async def scene() -> None:
         await pipelines.deploy(FORK, "tests")
@@ -183,32 +183,32 @@ def test_the_stages_of_a_tenants_requests_are_limited(town, pipelines, monkeypat
     asyncio.run(scene())
 
 
-def test_each_stage_gets_the_remaining_time_of_the_pipeline(town, pipelines):
+def test_each_stage_gets_the_remaining_time_of_the_pipeline(functions, pipelines):
     async def slow(inputs):
-        town.time += 1.5
+        functions.time += 1.5
         return [floats("y", 1.0)]
 
-    town.add("double", work=slow)
+    functions.add("double", work=slow)
     run(pipelines, timeout_s=2.0)
-    assert [asked[2] for asked in town.asked] == [2.0, 0.5, 0.5]
+    assert [asked[2] for asked in functions.asked] == [2.0, 0.5, 0.5]
     assert pipelines.view("fork", None).info().requests.answered == 1
 
 
 @pytest.mark.parametrize("timeout_s", [2.0, None])
-def test_a_deadline_between_stages_ends_the_request(town, pipelines, timeout_s):
+def test_a_deadline_between_stages_ends_the_request(functions, pipelines, timeout_s):
     async def slow(inputs):
-        town.time += 12.0
+        functions.time += 12.0
         return [floats("y", 1.0)]
 
-    town.add("double", work=slow)
+    functions.add("double", work=slow)
     with pytest.raises(DeadlineError, match="stage 'left' of pipeline 'fork': .* after 'first'"):
         run(pipelines, timeout_s=timeout_s)
-    assert town.names() == ["double"]
+    assert functions.names() == ["double"]
     tally = pipelines.view("fork", None).info().requests
     assert (tally.running, tally.answered, tally.failed) == (0, 0, 1)
 
 
-def fail_beside_another(town: Town, fault: Exception) -> None:
+def fail_beside_another(functions: FakeFunctions, fault: Exception) -> None:
     """Let one stage fail as soon as a concurrent stage, which never ends, has begun."""
     begun = asyncio.Event()
 
@@ -220,24 +220,24 @@ def fail_beside_another(town: Town, fault: Exception) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    town.add("triple", work=fail)
-    town.add("negate", work=hang)
+    functions.add("triple", work=fail)
+    functions.add("negate", work=hang)
 
 
-def test_the_first_stage_that_fails_ends_the_others(town, pipelines):
-    fail_beside_another(town, OverloadedError("512 requests waiting", 7.0))
+def test_the_first_stage_that_fails_ends_the_others(functions, pipelines):
+    fail_beside_another(functions, OverloadedError("512 requests waiting", 7.0))
     with pytest.raises(OverloadedError, match="^stage 'left' of pipeline 'fork': 512 requests waiting$") as result:
         run(pipelines)
     assert result.value.retry_after_s == 7.0
-    assert town.cancelled == ["negate"]
+    assert functions.cancelled == ["negate"]
 
 
 class Data(bytearray):
     """Bytes whose release can be observed."""
 
 
-def released_by_a_failure(town, pipelines, **works):
-    """Return what a pipeline releases before a garbage collection, if its stages after the first do this and fail."""
+def released_by_a_failure(functions, pipelines, **works):
+    """Return which tensors are released before a garbage collection if the stages that do `works` fail."""
     released = []
 
     async def make(inputs):
@@ -246,7 +246,7 @@ def released_by_a_failure(town, pipelines, **works):
         return [Tensor("y", "FP32", inputs[0].shape, data)]
 
     for name, work in ({"double": make} | works).items():
-        town.add(name, work=work)
+        functions.add(name, work=work)
     gc.disable()
     try:
         with pytest.raises(OverloadedError):
@@ -256,7 +256,7 @@ def released_by_a_failure(town, pipelines, **works):
         gc.enable()
 
 
-def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(town, pipelines):
+def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(functions, pipelines):
     begun = asyncio.Event()
 
     async def fail(inputs):
@@ -267,10 +267,10 @@ def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(
         begun.set()
         await asyncio.Event().wait()
 
-    assert released_by_a_failure(town, pipelines, triple=fail, negate=hang) == ["first:y"]
+    assert released_by_a_failure(functions, pipelines, triple=fail, negate=hang) == ["first:y"]
 
 
-def test_the_inputs_of_a_failed_stage_are_released_without_a_garbage_collection(town, pipelines):
+def test_the_inputs_of_a_failed_stage_are_released_without_a_garbage_collection(functions, pipelines):
     """As a request to a function does, the stage holds its inputs while it waits for a future that gets the error."""
 
     async def fail(inputs):
@@ -278,18 +278,18 @@ def test_the_inputs_of_a_failed_stage_are_released_without_a_garbage_collection(
         asyncio.get_running_loop().call_soon(answer.set_exception, OverloadedError("512 requests waiting"))
         return await answer
 
-    assert released_by_a_failure(town, pipelines, triple=fail, negate=fail) == ["first:y"]
+    assert released_by_a_failure(functions, pipelines, triple=fail, negate=fail) == ["first:y"]
 
 
-def test_a_programming_error_in_a_stage_ends_the_others_and_is_raised(town, pipelines):
-    fail_beside_another(town, ZeroDivisionError())
+def test_a_programming_error_in_a_stage_ends_the_others_and_is_raised(functions, pipelines):
+    fail_beside_another(functions, ZeroDivisionError())
     with pytest.raises(ExceptionGroup) as result:
         run(pipelines)
     assert result.group_contains(ZeroDivisionError)
-    assert town.cancelled == ["negate"]
+    assert functions.cancelled == ["negate"]
 
 
-def test_a_disconnected_caller_ends_all_stages(town, pipelines):
+def test_a_disconnected_caller_ends_all_stages(functions, pipelines):
     both = asyncio.Barrier(3)
 
     async def hang(inputs):
@@ -304,37 +304,37 @@ def test_a_disconnected_caller_ends_all_stages(town, pipelines):
         await asyncio.wait([call])
         assert call.cancelled()
 
-    town.add("triple", work=hang)
-    town.add("negate", work=hang)
+    functions.add("triple", work=hang)
+    functions.add("negate", work=hang)
     asyncio.run(main())
-    assert sorted(town.cancelled) == ["negate", "triple"]
+    assert sorted(functions.cancelled) == ["negate", "triple"]
 
 
-def test_the_stages_of_callers_that_leave_together_end_in_turns(town, pipelines):
+def test_the_stages_of_callers_that_leave_together_end_in_turns(functions, pipelines):
     async def hang(inputs):
         await asyncio.Event().wait()
 
     async def main():
         await pipelines.deploy(FORK, "tests")
         calls = [asyncio.ensure_future(pipelines.infer(Call("fork", None, [floats("x", 1.0)]))) for _ in range(40)]
-        await until(lambda: town.names().count("triple") + town.names().count("negate") == 80)
+        await until(lambda: functions.names().count("triple") + functions.names().count("negate") == 80)
         for call in calls:
             call.cancel()
         ended = [0]
         while ended[-1] < 80:
             await asyncio.sleep(0)
-            ended.append(len(town.cancelled))
+            ended.append(len(functions.cancelled))
         assert max(after - before for before, after in itertools.pairwise(ended)) <= STARTED_MAX
         await asyncio.wait(calls)
         assert all(call.cancelled() for call in calls)
 
-    town.add("triple", work=hang)
-    town.add("negate", work=hang)
+    functions.add("triple", work=hang)
+    functions.add("negate", work=hang)
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("failing", ["triple", "negate"])
-def test_a_failure_and_an_answer_in_one_loop_iteration_start_no_further_stage(town, pipelines, failing):
+def test_a_failure_and_an_answer_in_one_loop_iteration_start_no_further_stage(functions, pipelines, failing):
     both = asyncio.Barrier(2)
 
     def end(name: str) -> Work:
@@ -350,23 +350,23 @@ def test_a_failure_and_an_answer_in_one_loop_iteration_start_no_further_stage(to
         raise AssertionError
 
     for name in ("triple", "negate"):
-        town.add(name, work=end(name))
+        functions.add(name, work=end(name))
     for name in ("after-left", "after-right"):
-        town.add(name, work=never)
+        functions.add(name, work=never)
     more = {
         "then-left": Stage(function="after-left", inputs={"x": "left:y"}),
         "then-right": Stage(function="after-right", inputs={"x": "right:y"}),
         "join": Stage(function="add", inputs={"x": "left:y", "z": "right:y"}),
     }
-    town.add("add", work=never, inputs=(TensorSpec("x", "FP32", ("n",)), TensorSpec("z", "FP32", ("n",))))
+    functions.add("add", work=never, inputs=(TensorSpec("x", "FP32", ("n",)), TensorSpec("z", "FP32", ("n",))))
     outputs = {"l": "then-left:y", "r": "then-right:y", "raw": "join:y"}
     wide = msgspec.structs.replace(FORK, stages=FORK.stages | more, outputs=outputs)
     with pytest.raises(OverloadedError):
         run(pipelines, pipeline=wide)
-    assert "add" not in town.names()
+    assert "add" not in functions.names()
 
 
-def test_a_caller_that_disconnects_at_the_last_answer_leaves_nothing_running(town, pipelines):
+def test_a_caller_that_disconnects_at_the_last_answer_leaves_nothing_running(functions, pipelines):
     last = asyncio.Barrier(3)
 
     async def wait(inputs):
@@ -382,43 +382,43 @@ def test_a_caller_that_disconnects_at_the_last_answer_leaves_nothing_running(tow
         assert call.cancelled()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    town.add("triple", work=wait)
-    town.add("negate", work=wait)
+    functions.add("triple", work=wait)
+    functions.add("negate", work=wait)
     asyncio.run(main())
     tally = pipelines.view("fork", None).info().requests
     assert (tally.running, tally.answered, tally.failed) == (0, 0, 1)
 
 
-def test_dynamic_sizes_are_checked_between_stages(town, pipelines):
+def test_dynamic_sizes_are_checked_between_stages(functions, pipelines):
     async def pair(inputs):
         return [floats("y", 1.0, 2.0)]
 
-    town.add("double", work=pair)
-    town.add("triple", inputs=(TensorSpec("x", "FP32", (3,)),))
+    functions.add("double", work=pair)
+    functions.add("triple", inputs=(TensorSpec("x", "FP32", (3,)),))
     with pytest.raises(CallerError, match=r"stage 'left' of pipeline 'fork': input 'x' has shape \[2\]; .* \[3\]"):
         run(pipelines)
-    assert town.names().count("triple") == 0
+    assert functions.names().count("triple") == 0
 
 
-def test_a_stage_without_a_declared_output_is_reported(town, pipelines):
+def test_a_stage_without_a_declared_output_is_reported(functions, pipelines):
     async def other(inputs):
         return [floats("z", 1.0)]
 
-    town.add("triple", work=other)
+    functions.add("triple", work=other)
     with pytest.raises(WorkerError, match="needs 'left:y'"):
         run(pipelines)
 
 
-def test_an_error_of_a_stage_keeps_its_class(town, pipelines):
+def test_an_error_of_a_stage_keeps_its_class(functions, pipelines):
     async def fail(inputs):
         raise HandlerError("preprocess failed")
 
-    town.add("double", work=fail)
+    functions.add("double", work=fail)
     with pytest.raises(HandlerError, match="stage 'first'"):
         run(pipelines)
 
 
-def test_outputs_of_stages_count_for_the_callers_memory(town, pipelines):
+def test_outputs_of_stages_count_for_the_callers_memory(functions, pipelines):
     held: list[int] = []
 
     async def asked() -> None:
@@ -426,11 +426,11 @@ def test_outputs_of_stages_count_for_the_callers_memory(town, pipelines):
         await pipelines.infer(Call("fork", None, [floats("x", 1.0, 5.0)], reserve=held.append))
 
     asyncio.run(asked())
-    assert held == [8] * len(town.asked)
+    assert held == [8] * len(functions.asked)
     assert len(held) > 2
 
 
-def test_a_pipeline_whose_stages_may_not_reserve_memory_is_refused(town, pipelines):
+def test_a_pipeline_whose_stages_may_not_reserve_memory_is_refused(functions, pipelines):
     held: list[int] = []
 
     def hold(nbytes: int) -> None:
@@ -446,7 +446,7 @@ def test_a_pipeline_whose_stages_may_not_reserve_memory_is_refused(town, pipelin
         asyncio.run(asked())
 
 
-def test_a_signature_is_computed_again_only_after_a_function_has_changed(town, pipelines, monkeypatch):
+def test_a_signature_is_computed_again_only_after_a_function_has_changed(functions, pipelines, monkeypatch):
     asyncio.run(pipelines.deploy(FORK, "tests"))
     assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", ("first.n",)),)
     found: list[str] = []
@@ -460,13 +460,13 @@ def test_a_signature_is_computed_again_only_after_a_function_has_changed(town, p
         # The same tensors again concern no pipeline.
         pipelines.protect_at_once("double", View(2))
     assert list(pipelines.views("others")) == found == []
-    town.add("double", version=2, inputs=(TensorSpec("x", "FP32", (2,)),))
+    functions.add("double", version=2, inputs=(TensorSpec("x", "FP32", (2,)),))
     assert pipelines.view("fork", None).inputs == (TensorSpec("x", "FP32", (2,)),)
     assert pipelines.view("fork", None).outputs
     assert found == ["fork"]
 
 
-def test_the_pipelines_of_a_tenant_are_bounded_by_their_sources(town, pipelines, monkeypatch):
+def test_the_pipelines_of_a_tenant_are_bounded_by_their_sources(functions, pipelines, monkeypatch):
     monkeypatch.setattr(module, "TENANT_SOURCES_MAX", 11)
     asyncio.run(pipelines.deploy(FORK, "tests"))
     # Its own sources are not counted twice.
@@ -477,28 +477,28 @@ def test_the_pipelines_of_a_tenant_are_bounded_by_their_sources(town, pipelines,
     less = msgspec.structs.replace(more, outputs={"l": "left:y", "r": "right:y"})
     asyncio.run(pipelines.deploy(less, "tests"))
     for name in ("double", "triple", "negate"):
-        town.views[name, 1].tenant = "others"
+        functions.views[name, 1].tenant = "others"
     asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, name="theirs"), "others"))
 
 
-def test_attainment_of_the_slo_is_counted(town, pipelines):
+def test_attainment_of_the_slo_is_counted(functions, pipelines):
     async def slow(inputs):
-        town.time += 0.2
+        functions.time += 0.2
         return [floats("y", 1.0)]
 
     run(pipelines, pipeline=msgspec.structs.replace(FORK, slo_ms=100.0))
     assert pipelines.view("fork", None).info().requests.in_slo == 1
-    town.add("double", work=slow)
+    functions.add("double", work=slow)
     asyncio.run(pipelines.infer(Call("fork", None, [floats("x", 1.0)])))
     tally = pipelines.view("fork", None).info().requests
     assert (tally.answered, tally.in_slo) == (2, 1)
 
 
-def test_a_pipeline_is_replaced_and_restored(town, pipelines, tmp_path):
+def test_a_pipeline_is_replaced_and_restored(functions, pipelines, tmp_path):
     changed = msgspec.structs.replace(FORK, outputs={"l": "left:y", "r": "right:y"})
     for pipeline in (FORK, changed):
         asyncio.run(pipelines.deploy(pipeline, "tests"))
-    again = Pipelines(town, town.infer, Repository(tmp_path))
+    again = Pipelines(functions, functions.infer, Repository(tmp_path))
     again.restore()
     for known in (pipelines, again):
         assert [view.version for view in known.views()] == [2]
@@ -536,8 +536,8 @@ def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_d
     assert repository.pipelines() == []
 
 
-def test_a_refused_pipeline_leaves_nothing(town, pipelines):
-    del town.views["triple", 1]
+def test_a_refused_pipeline_leaves_nothing(functions, pipelines):
+    del functions.views["triple", 1]
     with pytest.raises(NotFoundError, match="stage 'left' of pipeline 'fork': no function 'triple' here"):
         asyncio.run(pipelines.deploy(FORK, "tests"))
     with pytest.raises(CallerError, match="nothing in pipeline 'fork' uses 'right'"):
@@ -545,25 +545,25 @@ def test_a_refused_pipeline_leaves_nothing(town, pipelines):
     assert "fork" not in pipelines
 
 
-def test_a_pipeline_calls_only_functions_of_its_tenant(town, pipelines):
-    town.views["negate", 1].tenant = "other"
+def test_a_pipeline_calls_only_functions_of_its_tenant(functions, pipelines):
+    functions.views["negate", 1].tenant = "other"
     with pytest.raises(ForbiddenError, match="'negate' belongs to another tenant"):
         asyncio.run(pipelines.deploy(FORK, "tests"))
-    town.views["negate", 1].tenant = "tests"
+    functions.views["negate", 1].tenant = "tests"
     asyncio.run(pipelines.deploy(FORK, "tests"))
     with pytest.raises(ForbiddenError, match="'fork'"):
         pipelines._repository.put_pipeline(FORK, "other", 1.0)
     assert pipelines.view("fork", None).tenant == "tests"
     # An older node may have left such a pipeline.
-    town.views["negate", 1].tenant = "other"
+    functions.views["negate", 1].tenant = "other"
     assert pipelines.view("fork", None).state == "UNAVAILABLE"
     with pytest.raises(ForbiddenError):
         _ = pipelines.view("fork", None).inputs
 
 
-def test_a_function_of_a_pipeline_cannot_be_removed_or_change_its_tensors(town, pipelines):
+def test_a_function_of_a_pipeline_cannot_be_removed_or_change_its_tensors(functions, pipelines):
     asyncio.run(pipelines.deploy(FORK, "tests"))
-    other = Signature((TensorSpec("x", "FP64", ("n",)),), town.views["triple", 1].outputs)
+    other = Signature((TensorSpec("x", "FP64", ("n",)),), functions.views["triple", 1].outputs)
     with pytest.raises(ConflictError, match="stage 'left' of .*'first:y' is FP32.*remove pipeline 'fork' first"):
         pipelines.protect_at_once("triple", other)
     with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork': its function 'triple' would be missing"):
@@ -572,17 +572,17 @@ def test_a_function_of_a_pipeline_cannot_be_removed_or_change_its_tensors(town, 
     pipelines.protect_at_once("negate", other)
     with pytest.raises(ConflictError, match="stage 'right'"):
         pipelines.protect_at_once("negate", other, {1})
-    town.add("triple", version=2)
-    pipelines.protect_at_once("triple", town.views["triple", 2], {1})
+    functions.add("triple", version=2)
+    pipelines.protect_at_once("triple", functions.views["triple", 2], {1})
     pipelines.protect_at_once("unrelated", None, {1})
 
 
-def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_deploy(town, pipelines):
+def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_deploy(functions, pipelines):
     asyncio.run(pipelines.deploy(FORK, "tests"))
-    town.views["negate", 1].state, town.views["negate", 1].reason = "UNAVAILABLE", "unloaded"
+    functions.views["negate", 1].state, functions.views["negate", 1].reason = "UNAVAILABLE", "unloaded"
     view = pipelines.view("fork", None)
     assert (view.state, view.reason) == ("UNAVAILABLE", "function 'negate' of stage 'right' is unloaded")
-    del town.views["negate", 1]
+    del functions.views["negate", 1]
     view = pipelines.view("fork", None)
     assert (view.state, view.info().inputs) == ("UNAVAILABLE", ())
     with pytest.raises(NotFoundError, match="stage 'right' of pipeline 'fork': no function 'negate'"):
@@ -592,7 +592,7 @@ def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_de
 
 
 @pytest.fixture
-def computed(town, pipelines, monkeypatch) -> list[str]:
+def computed(functions, pipelines, monkeypatch) -> list[str]:
     """Deploy three pipelines that use "triple"; return a list of those whose signatures are computed from then on."""
     for number in range(3):
         asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, name=f"fork{number}"), "tests"))
@@ -623,39 +623,39 @@ def test_an_iteration_of_the_loop_computes_one_signature_for_all_checks(pipeline
         await asyncio.gather(*checks)
         return steps
 
-    # Both checks compute their first one when they begin.
+    # Both checks compute their first signature when they begin.
     begun, *steps = asyncio.run(main())
     assert (begun, max(steps)) == (2, 1)
     assert sorted(computed) == ["fork0", "fork0", "fork1", "fork1", "fork2", "fork2"]
 
 
-def test_a_change_back_computes_no_signature_again(town, pipelines, computed):
+def test_a_change_back_computes_no_signature_again(functions, pipelines, computed):
     for _ in range(3):
         for version in (wide(2, "n", "m"), wide(1, "n")):
             # A decoded manifest has equal tensors, not the same objects.
             asyncio.run(pipelines.protect("triple", msgspec.convert(msgspec.to_builtins(version), View)))
-            town.views["triple", 1] = version
+            functions.views["triple", 1] = version
             assert [view.state for view in pipelines.views()] == ["READY"] * 3
     assert computed == ["fork0", "fork1", "fork2"]
 
 
-def test_a_function_that_changes_during_a_check_is_considered(town, pipelines, computed):
+def test_a_function_that_changes_during_a_check_is_considered(functions, pipelines, computed):
     async def main() -> None:
         check = asyncio.ensure_future(pipelines.protect("triple", View(2, inputs=(TensorSpec("x", "FP32", (3,)),))))
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(computed) == 3
-        town.add("double", version=2, outputs=(TensorSpec("y", "FP32", (2,)),))
+        functions.add("double", version=2, outputs=(TensorSpec("y", "FP32", (2,)),))
         with pytest.raises(ConflictError, match=r"stage 'left' of pipeline 'fork0': 'first:y' is FP32 \[2\]"):
             await check
 
     asyncio.run(main())
 
 
-def test_an_error_of_a_pipeline_is_remembered(town, pipelines, computed):
-    before, other = town.views["triple", 1], View(1, inputs=(TensorSpec("x", "FP64", ("n",)),))
+def test_an_error_of_a_pipeline_is_remembered(functions, pipelines, computed):
+    before, other = functions.views["triple", 1], View(1, inputs=(TensorSpec("x", "FP64", ("n",)),))
     for version, state in ((other, "UNAVAILABLE"), (before, "READY")):
-        town.views["triple", 1] = version
+        functions.views["triple", 1] = version
         assert {view.state for _ in range(3) for view in pipelines.views()} == {state}
     with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork0': 'first:y' is FP32"):
         pipelines.protect_at_once("triple", other)

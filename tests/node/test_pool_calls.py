@@ -22,7 +22,7 @@ NBYTES = 1 << 20
 
 
 class Program:
-    """Answers calls of a program with so many bytes, after `meanwhile`."""
+    """Answers calls of a program with NBYTES bytes, after `meanwhile`."""
 
     def __init__(self, payloads, meanwhile) -> None:
         self.payloads = dict(enumerate(payloads))
@@ -71,7 +71,7 @@ def test_inputs_of_a_call_without_room_are_not_copied():
     async def scene() -> None:
         payload = Payload([], asyncio.get_running_loop().create_future(), Call("f", 1, [], reserve=reservation.grow))
         processes = SimpleNamespace(forks=SimpleNamespace(send=lambda _, message: sent.append(message)))
-        # There are no copies: one would fail.
+        # `copies` is None, so a copy would fail.
         pool_calls = PoolCalls(Program([payload], bool), None, processes, None, None)
         run = _Run({function.id: function}, {0: function.id})
         process = SimpleNamespace(slots=[Slot(None, SharedBuffer.make("test"))], over=False)

@@ -36,12 +36,12 @@ def test_invalid_reports_of_available_memory_are_ignored(tmp_path: Path, result:
 
 
 def test_exactly_the_missing_bytes_are_requested():
-    async def first_wish() -> Event:
-        wish = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(watch_memory(100, wish.set_result, Faults([].append), lambda: 30))
+    async def first_request() -> Event:
+        request = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(watch_memory(100, request.set_result, Faults([].append), lambda: 30))
         try:
-            return await wish
+            return await request
         finally:
             task.cancel()
 
-    assert asyncio.run(first_wish()) == MemoryPressure(70)
+    assert asyncio.run(first_request()) == MemoryPressure(70)

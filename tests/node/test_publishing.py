@@ -1,4 +1,4 @@
-"""A version answers for its name only if the pipelines that call it go on fitting then, not when its trial began."""
+"""A version serves its name only if it fits the pipelines that call it when its trial ends, not when it began."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ def pipeline(function: str) -> Pipeline:
 
 
 class Two(torch.nn.Module):
-    """With one input more."""
+    """A program with two inputs."""
 
     def forward(self, x, z):
         return {"y": x + z}
@@ -38,7 +38,7 @@ def packed(name: str, module, *inputs: str):
 
 
 class Held:
-    """The end of a trial waits until a test lets it come, and what is stored meanwhile too."""
+    """Delays the end of a trial until `end_trial`, and what is stored meanwhile until `may_store` is set."""
 
     def __init__(self, node, monkeypatch) -> None:
         self.ready = []
@@ -71,7 +71,7 @@ def held_in(node, monkeypatch) -> Iterator[Held]:
 
 
 def run(hosted, scene) -> None:
-    """A scene with a node that has the blobs of two versions, the second of which has other inputs."""
+    """Run a scene with a node that has the blobs of two versions, the second of which has other inputs."""
     name = f"published{next(NUMBERS)}"
     first, second = packed(name, Same(), "x"), packed(name, Two(), "x", "z")
 

@@ -88,7 +88,7 @@ def test_concurrent_deploys_count_until_they_are_registered():
             pass
         with made.deploying("c", 10) as counted:
             counted(SimpleNamespace())
-            # As `quotas` has it, its function is not there: what was counted is no longer kept.
+            # `quotas` adds no function for it, so its place is free again.
             with made.deploying("b", 10):
                 pass
     with made.deploying("a", 10):
@@ -108,7 +108,7 @@ def test_concurrent_pipelines_are_limited():
             deploy_pipeline(made, {"p": "a"}, "r", "a")
         with pytest.raises(NoSpaceError, match="this node"):
             deploy_pipeline(made, {"p": "a", "r": "b", "s": "b"}, "t", "c")
-        # It is counted already, or another of its name comes.
+        # A pipeline in progress counts once, also if it is known already or deployed twice at once.
         deploy_pipeline(made, {"p": "a", "q": "a", "r": "b"}, "t", "c")
         deploy_pipeline(made, {"p": "a"}, "q", "a")
     deploy_pipeline(made, {"p": "a"}, "r", "a")

@@ -45,7 +45,7 @@ class Worker:
         self.process.assign_slot(RUN, tuple(range(count)), (function.deployed.id,) * count)
 
     def answer(self, *sizes: int) -> None:
-        """Announce outputs of these sizes; the worker's file is sparse, and takes no memory."""
+        """Announce outputs of these sizes, and a failure for 0; the worker's file is sparse and takes no memory."""
         outcomes = tuple(
             Outputs((TensorMeta("y", "UINT8", (size,), size),)) if size else Failure("HandlerError", "none")
             for size in sizes
@@ -72,7 +72,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def play(function: Function, budget: Budget, count: int, scene: Callable[[Worker], object]) -> Worker:
-    """Let a worker with so many requests answer, and wait for the end of its run."""
+    """Let a worker with `count` requests answer, and wait for the end of its run."""
 
     async def played() -> Worker:
         worker = Worker(function, budget, count)

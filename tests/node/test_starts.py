@@ -161,7 +161,7 @@ def test_threads_run_between_iterations_with_work_left() -> None:
             await asyncio.sleep(0)
         return iterations
 
-    # Without a pause the thread waits for tens of thousands.
+    # Without a pause the thread waits for tens of thousands of iterations.
     assert uvloop.run(scene()) <= 50 * steps
 
 

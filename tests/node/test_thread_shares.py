@@ -1,4 +1,4 @@
-"""Workers that use most of the threads of all workers are ended, and no others."""
+"""Workers and zygotes that use most of the threads of all are ended, and no others."""
 
 import subprocess
 import sys

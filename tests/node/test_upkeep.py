@@ -13,7 +13,7 @@ ASKING = 5
 
 
 class Locked:
-    """A repository whose blocks are in use until each collection is released."""
+    """A repository each of whose collections lasts until it is released."""
 
     def __init__(self):
         self.begun = self.at_once = 0
@@ -38,7 +38,7 @@ def test_removals_during_a_collection_share_the_next_one_and_leave_the_threads_f
         first = asyncio.create_task(unneeded.collect(["a"]))
         await until(lambda: repository.begun)
         others = [asyncio.create_task(unneeded.collect(["b"])) for _ in range(ASKING)]
-        # The only thread for everything else has nothing to do.
+        # The only thread of the loop's executor is free.
         assert await asyncio.to_thread(partial(repository.released.release, 2)) is None
         assert (await first).files == 1
         assert [each.files for each in await asyncio.gather(*others)] == [2] * ASKING

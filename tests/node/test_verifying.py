@@ -1,4 +1,6 @@
-"""Blocks in memory are hashed again: those that an earlier node left at once, the others for a share of a core."""
+"""Blocks in memory are hashed again: while a core is idle, those that an earlier node left, at full speed; otherwise
+with a share of a core.
+"""
 
 import asyncio
 import threading

@@ -56,8 +56,8 @@ class Left:
             assert self.may_hash.wait(60.0)
         return self._verify(address, pause)
 
-    async def forked_ahead(self) -> WorkerId:
-        """Return a process that waits for a start of the function."""
+    async def fork_one_ahead(self) -> WorkerId:
+        """Fork a worker ahead and return its id."""
         ahead, rig = WorkerId(self.rig.number()), self.rig
         rig.effects.carry_out(Prepare(self.deployed.id))
         await until(lambda: rig.processes.zygotes.tenants)
@@ -66,14 +66,14 @@ class Left:
         return ahead
 
     def run(self, scene, is_ahead: bool = False) -> None:
-        """Start a worker, and wait until it is forked."""
+        """Start a worker, and run the scene once it is forked."""
 
         async def whole() -> None:
             self.rig.deploy(self.function)
             async with asyncio.TaskGroup() as tasks:
                 try:
                     self.rig.effects = self.rig.effects_over(self.hosts, tasks)
-                    ahead = await self.forked_ahead() if is_ahead else None
+                    ahead = await self.fork_one_ahead() if is_ahead else None
                     self.rig.effects.carry_out(StartWorker(self.worker, self.deployed.id, False, ahead=ahead))
                     await until(lambda: self.worker in self.rig.processes.worker_pids())
                     assert self.host.unverified()
@@ -218,7 +218,7 @@ class Reopened:
 def test_callers_that_leave_while_blocks_are_verified_are_left_out_of_the_run(rig, pool, leaving):
     reopened = Reopened(rig, pool)
     left = [each for number, each in enumerate(reopened.functions) if number not in leaving]
-    moved = {address: nbytes for each in left or reopened.functions for address, nbytes in each.weights.items()}
+    moved = {address: nbytes for each in left or reopened.functions for address, nbytes in each.block_bytes.items()}
 
     async def scene(executor):
         run, asked = reopened.begin(executor), pool.last

@@ -44,7 +44,7 @@ class Wide(torch.nn.Module):
 
 
 class Same(torch.nn.Module):
-    """Returns a copy of its input."""
+    """Adds one to its input."""
 
     def forward(self, x):
         return {"y": x + 1.0}
@@ -64,7 +64,7 @@ def preprocess(inputs, state):
         raise BaseException("enough")
     return inputs
 """
-"""Its inputs lie in the buffer: the owner of the other side of the buffer opens the gate."""
+"""Its inputs lie in the buffer, where `open_gates` changes them."""
 
 CENSUS = """
 import time
@@ -359,7 +359,7 @@ def test_a_worker_reports_its_trial_once(rig):
         FORGER
         + """
 def setup(assets):
-    # More of a message than is known is no fault of it: each might be long.
+    # Fields beyond the known ones are no error, so each of these messages may be long.
     for _ in range(3):
         channel().send(msgspec.msgpack.encode(["Trying", *[None] * 100_000]))
     time.sleep(5)
@@ -410,7 +410,7 @@ def test_a_worker_can_lock_no_buffer_by_a_call_that_writes_to_it_or_changes_its_
 
 @contextmanager
 def no_memory():
-    """Limit this process to a little more memory than it has."""
+    """Limit this process to a little more address space than it has mapped."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + SPARE_BYTES, hard))

@@ -38,7 +38,7 @@ def setup(assets):
 def preprocess(inputs, state):
     return {"x": torch.tensor([state], dtype=torch.float32)}
 """
-"""Answers which modules were imported before any code of the function ran, and one more."""
+"""Answers 2.0 for each of these modules that was imported before the function was set up, and 1.0 for others."""
 
 
 class Same(torch.nn.Module):
@@ -59,15 +59,13 @@ def one_rig():
 
 @pytest.fixture(scope="module")
 def calm():
-    """Yield a rig without injected faults, with a well-behaved worker of another tenant. Its doubles answer no
-    pings.
-    """
+    """Yield a rig with a worker of a tenant that no test harms. A `Double` answers no pings, so the timeout is long."""
     with closing(Rig(ZygoteSettings(zygote_timeout_s=60.0))) as made:
         made.victim = made.run(made.start_worker(function("victim", "ada")))
         yield made
 
 
-async def answers(rig: Rig, process) -> None:
+async def check_answer(rig: Rig, process) -> None:
     run = rig.begin(process, x=torch.ones(1, 4))
     await rig.ended(run)
     assert rig.failures(run) == []
@@ -75,7 +73,7 @@ async def answers(rig: Rig, process) -> None:
 
 
 async def prepared(rig: Rig, which: Function) -> ZygoteProcess:
-    """Return the zygote of the function's tenant, once it holds the program."""
+    """Order the preparation of the function, and return the zygote of its tenant once that has ended."""
     tenant = which.deployed.manifest.tenant
     rig.effects.carry_out(Prepare(which.deployed.id))
     await until(lambda: tenant in rig.processes.zygotes.tenants)
@@ -105,10 +103,10 @@ def test_workers_are_forked_from_their_tenants_zygote_and_others_from_the_base(r
         assert len(rig.processes.zygote_smaps()) == 2
         assert len(rig.processes.worker_smaps()) == 3
         for process in (*own, other):
-            await answers(rig, process)
+            await check_answer(rig, process)
         os.kill(zygote.pid, signal.SIGKILL)
         await until(lambda: all(rig.exits(process.worker) for process in own))
-        await answers(rig, other)
+        await check_answer(rig, other)
         assert ZygoteLost("ada") in rig.events
 
     rig.run(scene())
@@ -142,7 +140,7 @@ def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
         rig.effects.carry_out(Prepare(slow.deployed.id))
         assert "program" in zygote.pending
         workers = [await rig.start_worker(which) for which in (quick, bob)]
-        # The workers are ready while the zygote still compiles.
+        # The workers are ready before the zygote has compiled the program.
         assert "program" in zygote.pending
         assert {parent_of(process) for process in workers} == {rig.processes.zygotes.base.pid}
         # Simulate that this has taken long.
@@ -150,7 +148,7 @@ def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
         await until(lambda: ZygoteLost("ada") in rig.events)
         await gone(zygote.pid)
         for process in workers:
-            await answers(rig, process)
+            await check_answer(rig, process)
         assert (slow.deployed.warm_ups, sibling.deployed.warm_ups) == (0, 0)
         assert quick.deployed.warm_ups == WARM_UPS_MAX
         again = await prepared(rig, quick)
@@ -197,7 +195,7 @@ def test_a_hung_zygote_is_replaced_and_its_workers_are_reported_as_ended(rig, wh
         await gone(hung.pid)
         await until(rig.processes.is_up)
         assert (await prepared(rig, ada)).pid not in (hung.pid, zygote.pid)
-        await answers(rig, await rig.start_worker(ada))
+        await check_answer(rig, await rig.start_worker(ada))
 
     rig.run(scene())
 
@@ -218,7 +216,7 @@ def test_the_number_of_zygotes_is_limited_and_an_unused_one_is_replaced(rig):
         assert set(rig.processes.zygotes.tenants) == {"bob", "eve"}
         await gone(first.pid)
         assert rig.events.count(ZygoteLost("ada")) == 1
-        await answers(rig, process)
+        await check_answer(rig, process)
         assert {second.pid, third.pid} <= parents_of_all().keys()
 
     rig.run(scene())
@@ -236,7 +234,7 @@ def test_a_zygote_that_is_too_small_for_a_worker_is_replaced_once_it_is_idle(rig
         assert [parent_of(process) for process in workers] == [zygote.pid, rig.processes.zygotes.base.pid]
         rig.processes.stop(workers[0].worker, kill=False)
         await until(lambda: ZygoteLost("ada") in rig.events)
-        await answers(rig, workers[1])
+        await check_answer(rig, workers[1])
         again = await prepared(rig, large)
         assert parent_of(await rig.start_worker(large)) == again.pid
 
@@ -252,14 +250,14 @@ def test_an_unresponsive_base_zygote_ends_together_with_stopping_zygotes(rig):
             while True:
                 base.channel.send(Ping())
         for tenant in ("ada", "bob"):
-            # The base zygote is instructed to end it, and the system reports no process.
+            # The node does not know its process yet, and so asks the base zygote to kill it.
             zygotes.tenants[tenant] = ZygoteProcess(tenant, ForkLimits())
             zygotes.listen(zygotes.tenants[tenant])
         rig.processes.checked()
         assert not zygotes.tenants
         assert zygotes.base is not base
         await until(rig.processes.is_up)
-        await answers(rig, await rig.start_worker(function("f", "ada")))
+        await check_answer(rig, await rig.start_worker(function("f", "ada")))
 
     rig.run(scene())
 
@@ -341,12 +339,12 @@ def test_a_zygote_that_sends_an_unexpected_message_is_ended_alone(calm, code):
         held = len(os.listdir("/proc/self/fd"))
         double = Double(calm, code, calm.victim.worker)
         await until(lambda: "eve" not in calm.processes.zygotes.tenants)
-        # It was killed; it does not only sleep.
+        # The node killed it: by itself it would sleep.
         assert double.process.wait() == -signal.SIGKILL
         assert len(os.listdir("/proc/self/fd")) == held
         assert calm.exits(calm.victim.worker) == []
-        await answers(calm, calm.victim)
-        await answers(calm, await calm.start_worker(function("another", "bob")))
+        await check_answer(calm, calm.victim)
+        await check_answer(calm, await calm.start_worker(function("another", "bob")))
 
     calm.run(scene())
 
@@ -449,7 +447,7 @@ def test_a_zygote_that_never_reports_a_worker_is_ended_alone(rig):
 
 
 async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None:
-    """Start a double that runs this code, and then the victim."""
+    """Ask a double that runs this code for a worker, and check that the victim still answers."""
     held = len(os.listdir("/proc/self/fd"))
     double = Double(rig, ORDERED + code, victim.worker)
     which = function("evil", "eve")
@@ -473,7 +471,7 @@ async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None
     assert double.process.wait() == -signal.SIGKILL
     # Buffers are closed in a thread, perhaps also those of an earlier test.
     await until(lambda: len(os.listdir("/proc/self/fd")) <= held)
-    await answers(rig, victim)
+    await check_answer(rig, victim)
 
 
 def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
@@ -489,7 +487,7 @@ def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
         os.kill(zygote.pid, signal.SIGCONT)
         await until(lambda: not zygote.unreported_exits)
         assert rig.processes.zygotes.tenants.get("ada") is zygote
-        await answers(rig, other)
+        await check_answer(rig, other)
 
     with closing(Rig(ZygoteSettings(zygote_timeout_s=20.0))) as rig:
         rig.run(scene(rig))
@@ -515,7 +513,7 @@ def test_a_zygote_is_asked_for_few_workers_at_a_time_in_turns_of_the_tenants(rig
                 assert "before it was forked" in rig.exits(process.worker)[0].reason
         os.kill(base.pid, signal.SIGCONT)
         for process in await asyncio.gather(*few):
-            await answers(rig, process)
+            await check_answer(rig, process)
         started = await asyncio.gather(*many, return_exceptions=True)
         assert sum(not isinstance(each, AssertionError) for each in started) == TENANT_PENDING_MAX
 
@@ -529,12 +527,12 @@ def test_those_that_wait_are_asked_for_when_others_are_forked(rig):
         rig.deploy(ada)
         started = await asyncio.gather(*(rig.start_worker(ada) for _ in range(TENANT_PENDING_MAX + 3)))
         for process in started:
-            await answers(rig, process)
+            await check_answer(rig, process)
 
     rig.run(scene())
 
 
-def test_a_zygote_that_answers_some_of_its_requests_is_not_late(rig, monkeypatch):
+def test_a_zygote_that_answers_some_of_its_requests_gets_more_time(rig, monkeypatch):
     async def scene():
         zygotes = rig.processes.zygotes
         base = zygotes.base
@@ -583,7 +581,7 @@ def test_a_worker_of_a_removed_function_ends_if_a_block_changed(rig):
         assert len(rig.effects.worker_actions.kill_block_readers(handled.deployed.store, source)) == 1
         await until(lambda: rig.exits(draining.worker))
         assert rig.exits(draining.worker)[0].lost_blocks
-        await answers(rig, other)
+        await check_answer(rig, other)
 
     rig.run(scene())
 
@@ -619,7 +617,7 @@ def test_workers_wait_while_a_base_zygote_dies_before_it_is_up(rig):
 
     async def scene():
         await killed(rig)
-        # One more start is requested at once, and is not ready yet.
+        # The next base zygote is started at once, and is not up yet.
         first = asyncio.ensure_future(rig.start_worker(early))
         await asyncio.sleep(0)
         await killed(rig)
@@ -631,7 +629,7 @@ def test_workers_wait_while_a_base_zygote_dies_before_it_is_up(rig):
         rig.processes.stop(held.worker, kill=False)
         assert "before it was forked" in rig.exits(held.worker)[0].reason
         for process in await asyncio.gather(first, second):
-            await answers(rig, process)
+            await check_answer(rig, process)
         with pytest.raises(AssertionError, match="before it was forked"):
             await third
 

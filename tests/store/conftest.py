@@ -29,5 +29,5 @@ def memory() -> Iterator[Path]:
 
 @pytest.fixture
 def host(memory: Path, repository: Repository) -> HostStore:
-    """Yield an empty host store over the repository."""
+    """Return an empty host store over the repository."""
     return HostStore(memory / "host", repository)

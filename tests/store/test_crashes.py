@@ -30,7 +30,7 @@ def body():
 Repository(Path(sys.argv[1])).put("tests", sys.argv[2], body(), 1.0)
 """
 
-STAGE = """
+LOAD = """
 import os, sys
 from pathlib import Path
 from overwinter.store.host import HostStore
@@ -102,9 +102,9 @@ def test_a_put_killed_in_the_middle_leaves_no_block(repository, start):
     assert not list(below(repository.root / "incoming"))
 
 
-def test_a_stage_killed_in_the_middle_leaves_no_block(memory, repository, start):
+def test_a_load_killed_in_the_middle_leaves_no_block(memory, repository, start):
     root = memory / "host"
-    child = start(STAGE, root, BLOB.address, BLOB.nbytes)
+    child = start(LOAD, root, BLOB.address, BLOB.nbytes)
     child.stdin.write(HALF)
     child.stdin.flush()  # a pipe holds 64 KiB: the rest has been read, and all before it written
     (draft,) = below(root)
@@ -123,7 +123,7 @@ def test_a_stage_killed_in_the_middle_leaves_no_block(memory, repository, start)
 
 def test_loaded_blocks_outlive_their_owner(memory, repository, start):
     root = memory / "host"
-    child = start(STAGE, root, BLOB.address, BLOB.nbytes)
+    child = start(LOAD, root, BLOB.address, BLOB.nbytes)
     child.communicate(DATA)
     assert child.returncode == 0
     host = HostStore(root, repository)

@@ -88,7 +88,7 @@ def test_dropped_blocks_are_gone_but_open_maps_keep_their_bytes(repository, host
     assert host.load([BLOB]) == len(DATA)
 
 
-def test_opening_a_row_with_one_absent_block_opens_none(repository, host):
+def test_opening_several_blocks_of_which_one_is_absent_opens_none(repository, host):
     blobs = stored(repository, 3)
     host.load(blobs)
     before = os.listdir("/proc/self/fd")
@@ -156,7 +156,7 @@ def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
         assert os.pread(descriptor, len(DATA), 0) == DATA
 
 
-def test_a_block_removed_behind_the_stores_back_can_be_loaded_again(repository, host):
+def test_a_block_whose_file_was_removed_can_be_loaded_again(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     (host.root / BLOB.address).unlink()
@@ -165,7 +165,7 @@ def test_a_block_removed_behind_the_stores_back_can_be_loaded_again(repository, 
     assert host.load([BLOB]) == len(DATA)
 
 
-def test_of_several_blocks_removed_behind_the_stores_back_one_load_brings_all(repository, host):
+def test_of_several_blocks_whose_files_were_removed_one_load_brings_all(repository, host):
     blobs = stored(repository, 3)
     host.load(blobs)
     for blob in blobs[:2]:
@@ -371,7 +371,7 @@ def test_a_waiter_of_a_failed_copy_gets_the_cause(memory):
     assert host.resident() == {}
 
 
-def test_two_threads_may_stage_overlapping_models_at_once(repository, host):
+def test_threads_may_load_overlapping_models_at_once(repository, host):
     blobs = stored(repository, 30)
     barrier = threading.Barrier(4)
     added: list[int] = []

@@ -54,7 +54,7 @@ def test_blobs_are_everything_needed_each_once():
     assert sum(blob.nbytes for blob in manifest.blobs()) == sum(map(len, model.files.values())) + 7
 
 
-def test_a_manifest_of_before_the_comparison_is_read():
+def test_a_manifest_without_a_comparison_is_read():
     fields = json.loads(encode_manifest(base().manifest))
     del fields["agreement"]
     assert decode_manifest(json.dumps(fields).encode()).agreement is None

@@ -1,4 +1,4 @@
-"""A mapped file has the content of the file, for any size of pages."""
+"""A mapped file has the content of the file, whatever its size."""
 
 import ctypes
 import os

@@ -383,7 +383,7 @@ def test_many_blocks_are_removed_in_steps_that_uploads_and_deploys_can_come_betw
     @contextmanager
     def counted():
         if not steps:
-            # The first step: the function is registered again at an earlier time than the grace period reaches.
+            # Before the first step the function is registered again, at a time before the grace period.
             repository.register(model.manifest, now=NOW)
         steps.append(1)
         with exclusive():

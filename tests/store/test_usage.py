@@ -70,11 +70,11 @@ def test_a_file_of_an_older_version_is_read_and_continued(tmp_path):
         db.execute(f"CREATE TABLE usage (day, tenant, function, {columns}, PRIMARY KEY (day, tenant, function))")
         db.execute("INSERT INTO usage VALUES ('2025-01-02', 't', 'f', 1, 2, 3, 4, 5, 6)")
     db.close()
-    ledger = UsageFile(tmp_path / "usage.sqlite")
-    ledger.add("2025-01-02", {("t", "f"): Amounts(device_s=7.0)})
-    [entry] = ledger.entries()
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    usage_file.add("2025-01-02", {("t", "f"): Amounts(device_s=7.0)})
+    [entry] = usage_file.entries()
     assert entry.amounts == Amounts(1, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
-    ledger.close()
+    usage_file.close()
 
 
 def test_a_file_that_is_none_is_named(tmp_path):

@@ -39,7 +39,7 @@ def test_a_node_starts_and_removes_functions_on_a_full_disk(small_disk, tmp_path
             deploy(node, "more", Scale(4.0))
         node.client.remove("large")
         assert ask(node, "kept") == [3.0] * 4
-        wait_until(lambda: not _deploys(node))
+        wait_until(lambda: not _refusal(node))
         assert ask(node, "more") == [5.0] * 4
         node.kill()
         fill_disk(small_disk)
@@ -50,8 +50,8 @@ def test_a_node_starts_and_removes_functions_on_a_full_disk(small_disk, tmp_path
         node.clean()
 
 
-def _deploys(node: NodeProcess) -> str:
-    """Return why a deploy is refused; empty if it is not."""
+def _refusal(node: NodeProcess) -> str:
+    """Deploy a function; return why that is refused, or nothing."""
     try:
         deploy(node, "more", Scale(4.0))
     except NoSpaceError as error:

@@ -73,7 +73,7 @@ class NodeProcess:
             ready.set()
 
     def children(self) -> list[int]:
-        """Return every process below the daemon: zygotes and workers."""
+        """Return every process below the daemon: zygotes, workers and executors."""
         found, parents = [], [self.process.pid]
         table = parents_of_all()
         while parents:
@@ -92,8 +92,8 @@ class NodeProcess:
         return [pid for pid in found if is_nested(pid)] or found
 
     def worker_pids(self) -> list[int]:
-        """Return the workers. They lead their own process groups, as the base zygote does, and are not children of the
-        daemon.
+        """Return the workers and the executors. They lead their own process groups, as the base zygote does, and are
+        not children of the daemon.
         """
         table = parents_of_all()
         leading = [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
@@ -193,7 +193,7 @@ def wait_until(holds: Callable[[], T], report: Callable[[], object] = lambda: "i
 
 @functools.cache
 class Scale(torch.nn.Module):
-    """y = x * factor + shift, with a weight large enough to be a block of its own. Created once for each factor."""
+    """y = x * factor + shift, with a weight large enough for a separate block. Created once for equal arguments."""
 
     def __init__(self, factor: float, size: int = 16384) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def exported(module: torch.nn.Module):
 
 
 def deploy(node: NodeProcess, name: str, module=None, handler=None, assets=None, tenant="default", **settings):
-    """Deploy a small function that takes x [batch, 4]; returns what it made."""
+    """Deploy a small function that takes x [batch, 4]; return what the upload did."""
     agreed, chosen = exported(module or Scale(2.0)), settings_of(None, settings)
     made = package(name, *agreed, handler=handler, assets=assets, tenant=tenant, settings=chosen)
     return made.upload(node.client)
@@ -245,8 +245,8 @@ def asking(node: NodeProcess, name: str) -> Iterator[list[float]]:
 def asked_while_killing(
     ask: Callable[[int], bool], count: int, kinds: Sequence[Callable[[NodeProcess], list[int]]], node: NodeProcess
 ) -> list[bool]:
-    """Ask so many times, eight at once, while one process of each of these kinds is killed, one after the other. Return
-    each answer; a clear refusal, because both attempts met a dying process, counts as right.
+    """Ask `count` times, eight at once, while one process of each of these kinds is killed, one after the other. Return
+    whether each answer is right; a clear refusal, because both attempts met a dying process, counts as right.
     """
 
     def answered(at: int) -> bool:

@@ -1,4 +1,4 @@
-"""A live node takes what is made up from its own OpenAPI document, and every answer conforms to that document."""
+"""A live node gets requests generated from its own OpenAPI document, and every answer conforms to that document."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ FITTING = {
 
 
 def send(case, token: str, named: bool, fits: bool) -> object:
-    """Send a case as it was made up, or to what is deployed, or with what that takes, or both; `token`: if not empty,
-    in place of one that was made up.
+    """Send a generated case, with `named` to what is deployed, with `fits` with a body that is right for it. `token`
+    replaces a generated one if it is not empty.
     """
     body, headers = None, {}
     if fits:
@@ -76,7 +76,7 @@ def send(case, token: str, named: bool, fits: bool) -> object:
 
 
 def check_conformance(node: NodeProcess, examples: int, tokens: Sequence[str] = ("",)) -> Counter[int]:
-    """Try each operation with so many cases, right and wrong ones; returns how often each status came."""
+    """Try each operation with `examples` cases, right and wrong ones; return how often each status came."""
     load_all_checks()
     schema = schemathesis.openapi.from_url(f"{node.url}/openapi.json")
     statuses: Counter[int] = Counter()
@@ -110,7 +110,7 @@ def conforming(make_node):
     deploy(node, KEPT)
     yield node
     assert not any("failed unexpectedly" in line or "Traceback" in line for line in node.said)
-    # Whatever came, it still works; the last that came may have unloaded it.
+    # Whatever was sent, the function still works; the last request may have unloaded it.
     node.client.load(KEPT)
     assert node.client.infer(KEPT, {"x": torch.ones(1, 4)})["y"].tolist() == [[3.0] * 4]
 

@@ -106,7 +106,7 @@ FILES = ["list store", "read block", "list data", "read catalog", "write file", 
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_a_handler_reads_no_files_except_pythons(found, lacking, what):
+def test_a_handler_opens_no_files_except_pythons(found, lacking, what):
     need(lacking, "Landlock")
     assert found[what].startswith("could not: ")
 

@@ -1,6 +1,4 @@
-"""A stopping node answers open requests, refuses new ones, and ends when all are answered, or at
-its limit.
-"""
+"""A stopping node answers open requests, refuses new ones, and ends when all are answered, or at its limit."""
 
 import os
 import signal
@@ -47,7 +45,7 @@ class OpenRequest:
 
 @contextmanager
 def stop_begun(node: NodeProcess) -> Iterator[httpx.Client]:
-    """Return a client of the node after the stop has begun."""
+    """Begin to stop the node, and yield a client of it."""
 
     def stops() -> bool:
         try:

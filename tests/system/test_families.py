@@ -51,7 +51,7 @@ def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -
 
 
 def put_to_sleep(node: NodeProcess) -> None:
-    """Wait until the workers of the trials have ended."""
+    """Kill the workers of the trials, and wait until the scheduler knows that they have ended."""
     wait_until(lambda: node.worker_pids())
     for pid in node.worker_pids():
         # Processes that were forked ahead may end at any time.
@@ -109,7 +109,7 @@ def test_a_killed_worker_loses_no_request(shared_node):
         assert all(answer.result() for answer in answers)
 
 
-def test_a_variant_whose_runs_hang_twice_gets_a_dedicated_worker(shared_node):
+def test_a_variant_whose_runs_hang_twice_gets_a_worker_of_its_own(shared_node):
     node = shared_node()
     for number in (21, 22):
         put(node, number, handler=SLOW, timeout_s=4.0)
@@ -130,7 +130,7 @@ def test_a_variant_whose_runs_hang_twice_gets_a_dedicated_worker(shared_node):
 
 
 @pytest.mark.parametrize("apart", ["isolation", "tenant"])
-def test_dedicated_functions_and_other_tenants_never_share(shared_node, apart):
+def test_isolated_functions_and_other_tenants_never_share_a_worker(shared_node, apart):
     node = shared_node()
     for number in (31, 32):
         own = {"isolation": "function"} if apart == "isolation" else {"tenant": f"t{number}"}

@@ -17,7 +17,7 @@ from .test_serving import SLOW, arrived, wait_for_answer
 
 
 def start_slow_request(pool, node: NodeProcess, seconds: float):
-    """Start a request; returns when it is running in a worker, with that worker."""
+    """Start a request; return its future and the worker, once the scheduler has the request."""
     wait_until(lambda: len(node.worker_pids()) == 1)
     before = arrived(node, "slow")
     future = pool.submit(wait_for_answer, node, "slow", seconds)
@@ -189,7 +189,7 @@ def test_a_full_host_store_refuses_a_load_and_affects_no_other_function(make_nod
 
 
 def test_a_crash_in_native_code_is_reported_by_its_signal_and_affects_no_other_function(node: NodeProcess):
-    # A deploy tries it on zeros.
+    # A trial runs it on zeros, which it passes on.
     handler = (
         "import ctypes\n"
         "def preprocess(inputs, state):\n"

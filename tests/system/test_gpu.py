@@ -12,7 +12,7 @@ from overwinter.core.errors import OverwinterError
 from overwinter.worker.gpu_files import gpus
 
 from .nodes import ask, deploy, wait_gone
-from .test_pool import COUNT, MODELS, SIZE, executors, put, right, swaps
+from .test_pool import COUNT, MODELS, SIZE, ended_runs, executors, put, right
 
 pytestmark = pytest.mark.gpu
 GPUS = ("--devices", "1", "--device-kind", "cuda", "--device-activations", "64MiB")
@@ -26,7 +26,7 @@ def gpu_node(make_node):
 
 
 class Chosen(torch.nn.Module):
-    """A model that reads the rows of a table that its input names."""
+    """A model that reads the elements of a table at the places that its input names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,16 +44,16 @@ def test_functions_run_on_a_gpu_that_holds_some_of_them(gpu_node):
         answers = list(threads.map(lambda at: right(node, names[at], float(at)), range(len(names))))
     assert all(answers)
     assert len(executors(node)) == 1
-    moved = [run.get("moved_bytes", 0) for run in swaps(node)]
+    moved = [run.get("moved_bytes", 0) for run in ended_runs(node)]
     assert sum(moved) > 0
     assert 0 in moved
 
 
-def test_a_sibling_brings_only_its_own_weight(gpu_node):
+def test_a_variant_brings_only_its_own_weight(gpu_node):
     node = gpu_node("--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))
-    assert [run.get("moved_bytes", 0) for run in swaps(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
+    assert [run.get("moved_bytes", 0) for run in ended_runs(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
 
 
 def test_the_executor_of_a_gpu_is_contained(gpu_node):

@@ -31,7 +31,7 @@ def heap():
         while True:
             held.append(bytearray(b"x") * PART)
     except MemoryError:
-        # All that its own limit gives it may be too little for the node's.
+        # It may reach its own limit before the node's.
         buffers()
 
 

@@ -141,7 +141,7 @@ def can_build() -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not can_build(), reason="needs a Docker daemon")
-def test_the_container_is_built_and_prints_its_version(tmp_path):
+def test_the_container_is_built_and_has_a_tested_pytorch(tmp_path):
     image = tmp_path / "image"
     build = ["docker", "build", "--iidfile", str(image), "-f", str(DOCKERFILE), str(ROOT)]
     subprocess.run(build, check=True)

@@ -13,7 +13,7 @@ from overwinter.core.errors import CallerError, ConflictError, DeadlineError, No
 
 from .nodes import NodeProcess, Scale, ask, deploy
 
-# Return all rows of x that are above 0 in their first column.
+# Return the numbers of the rows of x that are above 0 in their first column.
 DETECT = """
 INPUTS = [{"name": "x", "datatype": "FP32", "shape": ["batch", 4]}]
 OUTPUTS = [{"name": "rows", "datatype": "INT64", "shape": ["found"]}]
@@ -161,11 +161,11 @@ def test_one_deadline_applies_to_all_stages(street):
         return street.client.infer("chain", {"x": [[1.0, wait_s, 1.0, 1.0]]}, timeout_s=timeout_s)["y"].tolist()
 
     assert call(0.0, 20.0)[0][0] == 9.0
-    seconds = arrived(street, "p-double")
+    before = arrived(street, "p-double")
     # The first stage alone would be in time; the whole pipeline is not.
     with pytest.raises(DeadlineError, match="stage 'first' of pipeline 'chain'"):
         call(0.5, 0.1)
-    assert arrived(street, "p-double") == seconds
+    assert arrived(street, "p-double") == before
     assert street.client.function("chain")["requests"]["failed"] == 1
     # The second stage got the time that the first had left of 20 seconds.
     [(now, event)] = [

@@ -86,14 +86,14 @@ def right(node: NodeProcess, name: str, value: float) -> bool:
         return torch.equal(torch.from_numpy(client.infer(name, {"x": x})["y"].copy()), MODELS[name](x)["y"])
 
 
-def swaps(node: NodeProcess) -> list[dict]:
-    """Return the runs on devices that ended."""
+def ended_runs(node: NodeProcess) -> list[dict]:
+    """Return the events of runs that ended."""
     return [step[1] for step in node.steps() if step[1]["type"] == "RunEnded"]
 
 
 @pytest.mark.parametrize("links", [(), ("--device-peer-bandwidth", "50GB", "--devices-per-switch", "2")])
-def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(shared_node, links):
-    # A device takes three or four of the models, which have 0.5 and 1 MiB.
+def test_functions_run_on_devices_that_hold_some_of_them(shared_node, links):
+    # A device takes at most four of the models, which have 0.5 and 1 MiB.
     node = shared_node("--devices", "2", "--device-memory", "2MiB", *links)
     put(node)
     names = [f"f{number % COUNT}" for number in range(60)]
@@ -102,19 +102,19 @@ def test_functions_run_on_devices_that_hold_one_of_them_at_a_time(shared_node, l
     assert all(answers)
     assert 1 <= len(executors(node)) <= 2
     assert set(node.worker_pids()) == set(executors(node))
-    moved = [run.get("moved_bytes", 0) for run in swaps(node)]
+    moved = [run.get("moved_bytes", 0) for run in ended_runs(node)]
     assert sum(moved) > 0
     assert 0 in moved
 
 
-def test_a_sibling_brings_only_its_own_weight(shared_node):
+def test_a_variant_brings_only_its_own_weight(shared_node):
     node = shared_node("--devices", "1", "--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))
-    assert [run.get("moved_bytes", 0) for run in swaps(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
+    assert [run.get("moved_bytes", 0) for run in ended_runs(node)] == [8 * SIZE, 4 * SIZE, 4 * SIZE, 0]
 
 
-def test_siblings_share_runs_on_a_device_and_get_their_own_answers(shared_node):
+def test_variants_share_runs_on_a_device_and_get_their_own_answers(shared_node):
     node = shared_node("--devices", "1", "--device-memory", "8MiB")
     for number in (1, 2, 3):
         test_families.put(node, number, device="pool", max_batch=8)
@@ -160,7 +160,7 @@ def test_tenants_take_turns_on_a_device(shared_node):
             answer = node.client.infer(f"{tenant}-f", {"x": x})["y"]
             assert torch.equal(torch.from_numpy(answer.copy()), expected)
     assert len(executors(node)) == 1
-    assert {run.get("moved_bytes", 0) for run in swaps(node)} == {8 * SIZE}
+    assert {run.get("moved_bytes", 0) for run in ended_runs(node)} == {8 * SIZE}
 
 
 def test_what_cannot_run_on_a_device_is_refused(node):

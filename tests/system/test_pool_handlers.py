@@ -64,11 +64,11 @@ def slow(slow_node: NodeProcess) -> NodeProcess:
 
 
 def empty(node: NodeProcess) -> None:
-    """Empty the devices."""
+    """Kill the executors, so that nothing is on the devices."""
     pids, ended = executors(node), node.seen().count("WorkerExited")
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    # Only then no run can be sent to one of them, and lose a try.
+    # Until then a run might be sent to one of them, which would use up one of its two tries.
     node.wait_for("WorkerExited", ended + len(pids))
 
 
@@ -240,7 +240,7 @@ def test_a_request_expires_within_a_call(slow: NodeProcess):
         ask(slow, "f", timeout_s=0.2)
     before = workers(slow)
     assert ask(slow, "f") == [11.0] * 4
-    # Perhaps there is another one, if this one had not heard of the end yet.
+    # Another worker may have started, if this one did not know yet that the request had ended.
     assert set(before) <= set(workers(slow))
 
 

@@ -1,4 +1,4 @@
-"""A node from outside: wake, idle, answer, refusal, update, and a journal that matches."""
+"""A node from outside: wake, idle, answer, refusal, update and removal."""
 
 import concurrent.futures
 import os

@@ -55,7 +55,7 @@ def state(node: NodeProcess, key: str) -> int:
 
 @pytest.fixture
 def node(shared_node, request) -> NodeProcess:
-    """Yield a node with three variants, awake in one worker; another worker starts only if that one hangs. The
+    """Return a node with three variants, awake in one worker; another worker starts only if that one hangs. The
     parameter is how long a run may take.
     """
     timeout_s = getattr(request, "param", 60.0)

@@ -1,4 +1,4 @@
-"""A tenant whose handlers never answer keeps neither the workers of others nor, after its removal, its own."""
+"""A tenant whose handlers never answer delays no other, and its workers end when its functions are removed."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -51,7 +51,7 @@ def tenants(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
     node = NodeProcess(tmp_path_factory.mktemp("tokens"))
     file = TokenFile(node.data)
     tokens = {tenant: file.create(tenant, ("infer", "deploy"), "", 0.0)[1] for tenant in ("alice", "bob")}
-    tokens["operator"] = file.create("ops", ("admin",), "", 0.0)[1]
+    tokens["administrator"] = file.create("ops", ("admin",), "", 0.0)[1]
     alice, bob = (Client(node.url, token=tokens[tenant]) for tenant in ("alice", "bob"))
     packed = made("vault", 3.0)
     packed.upload(alice)
@@ -198,7 +198,7 @@ def test_both_tenants_may_have_a_function_of_the_same_name(tenants: Tenants) -> 
     assert tenants.alice.infer("chain", {"x": torch.ones(1, 4)})["y"].tolist() == [[4.0] * 4]
 
 
-def test_a_tenant_manages_functions_that_it_deployed_without_tokens(tenants: Tenants) -> None:
+def test_a_tenant_manages_its_own_functions(tenants: Tenants) -> None:
     profile = tenants.bob.profile("bobs", options=ProfileOptions(cores=(1,), batches=(1,), layers=False))
     assert tenants.bob.known_profile("bobs").points == profile.points
     tenants.bob.unload("bobs")
@@ -209,12 +209,12 @@ def test_a_tenant_manages_functions_that_it_deployed_without_tokens(tenants: Ten
     assert tenants.bob.ready("bobs", 1)
 
 
-def test_the_operator_sees_the_whole_node(tenants: Tenants) -> None:
-    with Client(tenants.node.url, token=tenants.tokens["operator"]) as operator:
-        assert {each["tenant"] for each in operator.usage()} >= {"alice", "bob"}
-        assert {each["name"] for each in operator.activity()["functions"]} >= {"alice..vault", "bob..bobs"}
-        assert 'overwinter_workers{state="' in operator.metrics()
-        assert [each["name"] for each in operator.for_tenant("alice").functions()] == ["vault"]
+def test_the_administrator_sees_the_whole_node(tenants: Tenants) -> None:
+    with Client(tenants.node.url, token=tenants.tokens["administrator"]) as administrator:
+        assert {each["tenant"] for each in administrator.usage()} >= {"alice", "bob"}
+        assert {each["name"] for each in administrator.activity()["functions"]} >= {"alice..vault", "bob..bobs"}
+        assert 'overwinter_workers{state="' in administrator.metrics()
+        assert [each["name"] for each in administrator.for_tenant("alice").functions()] == ["vault"]
 
 
 def test_a_tenant_deploys_no_more_functions_than_its_quota(tenants: Tenants) -> None:

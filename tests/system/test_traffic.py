@@ -17,7 +17,7 @@ from .nodes import NodeProcess, Scale, ask, asking, deploy, wait_until
 
 
 class Two(torch.nn.Module):
-    """A model with the inputs of Scale and other results."""
+    """A model with the inputs of Scale and another output."""
 
     def forward(self, x):
         return {"z": x + 1}
@@ -116,7 +116,7 @@ def test_a_split_cannot_break_a_pipeline(node: NodeProcess):
     stages = {"only": Stage(function="traffic-stage", inputs={"x": "input:x"})}
     node.client.deploy_pipeline(Pipeline(name="traffic-passes", inputs=("x",), stages=stages, outputs={"y": "only:y"}))
     node.client.set_traffic("traffic-stage", {1: 100})
-    # It does not answer for its name, so it breaks no pipeline.
+    # This version does not serve the name, so it breaks no pipeline.
     deploy(node, "traffic-stage", Two())
     assert ask(node, "traffic-passes") == [3.0] * 4
     for shares in ({2: 100}, {}):

@@ -85,7 +85,7 @@ def test_a_program_whose_every_answer_is_too_large_is_refused(node: NodeProcess)
     assert node.client.infer("narrow", {"x": [[3.0]]})["y"].tolist() == [[3.0, 3.0]]
 
 
-SUICIDES = {
+SELF_ENDING = {
     "leaves when asked": "def preprocess(inputs, state):\n    os._exit(3)\n",
     "leaves well": "def preprocess(inputs, state):\n    os._exit(0)\n",
     "leaves when loaded": "os._exit(0)\n",
@@ -94,8 +94,8 @@ SUICIDES = {
 }
 
 
-@pytest.mark.parametrize("kind", SUICIDES)
+@pytest.mark.parametrize("kind", SELF_ENDING)
 def test_a_handler_that_ends_its_process_on_trial_is_its_authors_failure(node: NodeProcess, kind: str):
     with pytest.raises(CallerError, match="--sample"):
-        deploy(node, "suicide", f"import os\n{SUICIDES[kind]}")
-    assert is_gone(node, "suicide")
+        deploy(node, "ending", f"import os\n{SELF_ENDING[kind]}")
+    assert is_gone(node, "ending")
