@@ -1,8 +1,9 @@
 """Measures the memory that runs take beside the weights, and compares it with what liveness computes.
 
 `python -m benchmarks.activations [model ...]` runs programs of the zoo in a process of their own, at batch 1 and 8, and
-reads the peak of its memory. The difference from the computed peak is the scratch memory of operators, and memory that
-the allocator wastes. A device admits runs by the computed peak times a factor that covers this.
+reads the peak of its memory. The computed peak includes the inputs; the measured one does not, because they exist
+before the run. The rest of the difference is the scratch memory of operators, and memory that the allocator wastes. A
+device admits runs by the computed peak times a factor that covers this.
 """
 
 import argparse

@@ -98,7 +98,7 @@ PHRASES = [word for word in RETIRED if " " in word]
 
 def retired_in(text: str) -> set[str]:
     """Return the retired words of a text."""
-    flat = " ".join(text.lower().split())
+    flat = " ".join(text.lower().replace("_", " ").split())
     return RETIRED.keys() & {part.lower() for part in PARTS.findall(text)} | {each for each in PHRASES if each in flat}
 
 

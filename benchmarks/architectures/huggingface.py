@@ -38,14 +38,14 @@ class TextModel(nn.Module):
 
 
 class SentenceEmbedding(nn.Module):
-    """(batch, sequence) token ids and their mask to (batch, width) embeddings of length one."""
+    """(batch, sequence) token ids and their mask to (batch, width) embeddings with an L2 norm of 1."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the mean of the states of the real tokens."""
+        """Return the L2-normalized mean of the states of the real tokens."""
         states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).to(states.dtype)
         return f.normalize((states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1.0), dim=1)

@@ -298,7 +298,7 @@ ATTACKS: dict[str, Callable[[Attackers], Steps]] = {
     "log floods": _hogs("flood", DAY_S),
     "heap": _hogs("heap", 5.0, memory_mib=4096),
     "shared memory": _hogs("shared", 5.0, memory_mib=4096),
-    "kernel buffers": _hogs("pipes", 5.0),
+    "kernel buffers": _hogs("socket_buffers", 5.0),
     "forks": _hogs("fork", 10.0),
     "forgers": forgers,
     "crashing programs": crashing_programs,

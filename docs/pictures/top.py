@@ -38,7 +38,7 @@ RATE = 20.0
 SLO_MS = 250.0
 KEEP_ALIVE_S = 15.0
 CALLERS = 8
-UNDER_WAY_S = 0.005
+IN_PROGRESS_S = 0.005
 
 
 def draw(activity: dict[str, Any]) -> str:
@@ -77,7 +77,7 @@ def record() -> dict[str, Any]:
             with steps.working("asking"), ThreadPoolExecutor(CALLERS) as callers:
                 ask(client, callers)
                 # The last ones are in progress.
-                time.sleep(UNDER_WAY_S)
+                time.sleep(IN_PROGRESS_S)
                 return client.activity()
 
 

@@ -56,8 +56,12 @@ def test_a_tenant_is_bounded(local: Run, data: Path) -> None:
     assert json.loads(local("token", "list", "--json").output)["quotas"] == {
         "acme": {"functions": 3, "nbytes": 8 << 30, "requests_per_s": 50.0}
     }
+    local("token", "limit", "other", "--functions", "4")
+    listed = local("token", "list").output
+    assert "3 functions" in listed
+    assert "4 functions" in listed
     local("token", "limit", "acme")
-    assert json.loads(local("token", "list", "--json").output)["quotas"] == {"acme": {}}
+    assert json.loads(local("token", "list", "--json").output)["quotas"]["acme"] == {}
 
 
 @pytest.mark.parametrize(

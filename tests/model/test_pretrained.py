@@ -209,6 +209,13 @@ def test_texts_and_images_of_clip_are_counted_apart(exported_of):
     assert program.dimensions["sequence"] == (1, 20)
 
 
+def test_the_example_of_a_text_model_has_no_more_tokens_than_it_has_positions(tmp_path):
+    BertForSequenceClassification(BertConfig(**SMALL, max_position_embeddings=8)).save_pretrained(tmp_path)
+    opened = load_transformers(tmp_path)
+    assert opened.example_inputs["input_ids"].shape[1] == 8
+    opened.module(**opened.example_inputs)
+
+
 def test_encoder_saved_alone_is_found(tmp_path):
     whisper().get_encoder().save_pretrained(tmp_path)
     opened = load_transformers(tmp_path)
@@ -225,7 +232,7 @@ def test_encoder_saved_alone_is_found(tmp_path):
         ({"part": "head"}, "no part 'head'"),
     ],
 )
-def test_option_that_a_model_has_not_is_named(options, words, tmp_path):
+def test_invalid_options_are_named(options, words, tmp_path):
     with pytest.raises(ProgramError, match=words):
         opened_of(bert, tmp_path, **options)
 
@@ -299,7 +306,7 @@ def test_kernels_are_not_fetched(tmp_path):
         ("model.safetensors.index.json", {"weight_map": 1}, "names 1"),
     ],
 )
-def test_weights_are_read_only_from_safetensors_of_the_directory(file, content, words, tmp_path):
+def test_a_directory_that_names_code_or_other_files_is_refused(file, content, words, tmp_path):
     bert().save_pretrained(tmp_path)
     place = tmp_path / file
     before = json.loads(place.read_text()) if place.exists() else {}

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from overwinter.core.config import NodeConfig
-from overwinter.node import limits
+from overwinter.node import checkup, limits
+from overwinter.node.cgroups import CONTROLLERS
 from overwinter.node.checkup import TORCHES, Check, checks, missing_protections, torch_check, worst
 
 
@@ -59,6 +60,16 @@ def test_unsuitable_directories_are_reported_with_the_option_that_changes_them(t
     assert "--host-store" in seen["tmpfs"].remedy
     assert "--data" in seen["disk"].remedy
     assert found(tmp_path, host_store="/sys/kernel")["tmpfs"].level != "ok"
+
+
+@pytest.mark.parametrize("version_1", [True, False])
+def test_without_a_memory_group_for_each_tenant_doctor_says_what_is_not_found(tmp_path, monkeypatch, version_1) -> None:
+    if version_1:
+        (tmp_path / "memory.usage_in_bytes").touch()
+    monkeypatch.setattr(checkup, "group_of", lambda controller: tmp_path)
+    check = found(tmp_path)["control groups"]
+    assert check.level == "ok"
+    assert (CONTROLLERS["memory"] in check.found) != version_1
 
 
 def test_too_few_descriptors_are_reported_with_the_limit_to_raise(tmp_path) -> None:

@@ -61,7 +61,7 @@ def test_a_node_that_serves_gives_no_more_than_the_share(spent, share):
     assert sum(spent) <= share * (parts.now - begun) * 1.001
 
 
-def test_nothing_is_measured_while_something_is_under_way():
+def test_nothing_is_measured_while_something_is_in_progress():
     parts = Parts()
     parts.busy_until = 107.0
     parts.wait_until_quiet()

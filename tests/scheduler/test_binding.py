@@ -70,7 +70,7 @@ def test_a_bind_claims_what_each_of_its_family_takes_until_that_is_measured():
     assert world.resources.memory.taken == NEED + 4 * MIB
 
 
-def test_a_bind_under_way_is_still_claimed_when_its_worker_is_measured():
+def test_a_bind_in_progress_is_still_claimed_when_its_worker_is_measured():
     world = node(100)
     use(world, "f")
     measure(world)

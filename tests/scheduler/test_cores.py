@@ -33,7 +33,7 @@ def running(world: World) -> set[str]:
     return {world.state.workers[run.worker].function[0] for run in world.running.values()}
 
 
-def test_no_more_runs_and_wakes_are_under_way_than_there_are_cores():
+def test_no_more_runs_and_wakes_are_in_progress_than_there_are_cores():
     world = World(cores=2)
     for name in "abcdef":
         world.deploy(spec(name, profile=profile(), slo_ms=500))

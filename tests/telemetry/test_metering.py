@@ -69,7 +69,7 @@ def test_usage_is_billed_once_however_often_it_is_flushed(usage_file, flushes):
     assert said == []
 
 
-def test_what_is_under_way_is_billed_so_far(usage_file):
+def test_what_is_in_progress_is_billed_so_far(usage_file):
     statistics = Statistics()
     for now, event, *actions in LIFE[:4]:
         statistics.observe(now, event, actions)
@@ -94,7 +94,7 @@ def test_a_usage_file_that_cannot_be_written_loses_nothing(usage_file, tmp_path)
     assert meter.usage("t", 13.0, DAY)[0].core_ms == 6000
 
 
-def test_a_run_under_way_that_functions_share_is_billed_by_their_requests(usage_file):
+def test_a_run_in_progress_that_functions_share_is_billed_by_their_requests(usage_file):
     statistics = Statistics()
     for now, event, *actions in SHARED:
         statistics.observe(now, event, actions)

@@ -72,7 +72,7 @@ def filled():
     return part
 
 
-def pipes(seconds):
+def socket_buffers(seconds):
     take(full_pair, seconds)
 
 

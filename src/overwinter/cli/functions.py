@@ -26,8 +26,9 @@ def ps(url: str, as_json: bool) -> None:
 
     if functions:
         show_table(functions_table(functions, time.time()))
-    if pipelines:
+    if functions and pipelines:
         click.echo()
+    if pipelines:
         show_table(pipelines_table(pipelines, time.time()))
     if not functions and not pipelines:
         click.echo("no functions yet: deploy one with `overwinter deploy SOURCE --name NAME`")

@@ -86,7 +86,7 @@ def list_(data: Path, as_json: bool) -> None:
         shown = [{key: value for key, value in each.items() if key != "digest"} for each in document["tokens"].values()]
         print_json({"tokens": shown, "quotas": document["quotas"]})
         return
-    if not known.tokens:
+    if not known.tokens and not known.quotas:
         click.echo("no tokens: create one with `overwinter token create --tenant NAME --scope infer`")
         return
     from overwinter.cli.tables import show
@@ -161,6 +161,8 @@ def _table(known: "KnownTokens") -> "Table":
         quota = known.quotas.get(each.tenant)
         limits = "" if quota is None else _quota_text(quota)
         table.add_row(each.id, each.tenant, ", ".join(each.scopes), created, limits, each.label)
+    for tenant in sorted(known.quotas.keys() - {each.tenant for each in known.tokens.values()}):
+        table.add_row("", tenant, "", "", _quota_text(known.quotas[tenant]), "")
     return table
 
 

@@ -286,13 +286,13 @@ def _feature_axes(config: Any, kind: str) -> Axes:
 
 
 def _sizes(config: Any) -> dict[str, int]:
-    side = setting(config, "image_size")
-    if not side:
-        return dict(SIZES)
-    height, width = side if isinstance(side, list | tuple) else (side, side)
-    longest = setting(config, "max_position_embeddings")
-    sequence = min(SIZES["sequence"], longest) if isinstance(longest, int) and longest > 0 else SIZES["sequence"]
-    return {**SIZES, "height": height, "width": width, "sequence": sequence}
+    side, longest = setting(config, "image_size"), setting(config, "max_position_embeddings")
+    sizes = dict(SIZES)
+    if isinstance(longest, int) and longest > 0:
+        sizes["sequence"] = min(sizes["sequence"], longest)
+    if side:
+        sizes["height"], sizes["width"] = side if isinstance(side, list | tuple) else (side, side)
+    return sizes
 
 
 def setting(config: Any, name: str) -> Any:

@@ -79,7 +79,7 @@ class Groups:
         self._last, self._last_demoted = 0, 0
         for controller in CONTROLLERS:
             parent = group_of(controller)
-            if controller == "memory" and parent is not None and not _counts_memory(parent):
+            if controller == "memory" and parent is not None and not counts_memory(parent):
                 self._lacks(controller, "only control groups version 1 have one for each tenant")
             elif parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
@@ -299,7 +299,7 @@ def _is_version_2(place: Path) -> bool:
     return (place / "cgroup.type").exists()
 
 
-def _counts_memory(place: Path) -> bool:
+def counts_memory(place: Path) -> bool:
     """Whether tenants' groups can be created below a group of the memory controller: only in version 1."""
     return (place / "memory.usage_in_bytes").exists()
 

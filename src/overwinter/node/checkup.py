@@ -15,7 +15,7 @@ import msgspec
 
 from overwinter.core.config import NodeConfig
 from overwinter.node.cgroup_files import group_of
-from overwinter.node.cgroups import CONTROLLERS
+from overwinter.node.cgroups import CONTROLLERS, counts_memory
 from overwinter.node.limits import workers_most
 from overwinter.node.pressure import available_bytes
 from overwinter.store.disk import free_bytes
@@ -146,13 +146,15 @@ def missing_protections() -> list[str]:
 
 
 def _groups() -> Check:
-    lacking = []
-    for controller, meaning in CONTROLLERS.items():
-        parent = group_of(controller)
-        if parent is None or not os.access(parent, os.W_OK):
-            lacking.append(meaning)
+    parents = {controller: group_of(controller) for controller in CONTROLLERS}
+    usable = {each: parent for each, parent in parents.items() if parent is not None and os.access(parent, os.W_OK)}
+    lacking = [meaning for controller, meaning in CONTROLLERS.items() if controller not in usable]
     if not lacking:
-        return Check("control groups", "ok", "threads are bounded, and cores are shared among tenants")
+        found = "threads are bounded, and cores are shared among tenants"
+        if not counts_memory(usable["memory"]):
+            # No remedy: the system chooses the version.
+            found += f"; with version 2, {CONTROLLERS['memory']}"
+        return Check("control groups", "ok", found)
     remedy = "start the node as root, or as a systemd unit with Delegate=yes; in a container, a writable /sys/fs/cgroup"
     return Check("control groups", "warning", "; ".join(lacking), remedy)
 

@@ -2,9 +2,9 @@
 
 A process forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs, and
 without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
-function's program. It claims a place for a worker and private memory, and a core while it starts. These processes are
-forked while cores are idle, some time after the last start, and are stopped first when any function needs a place or
-memory.
+function's program, the worker is to have a concurrency of 1, and the function is not on trial. It claims a place for a
+worker, private memory and a concurrency of 1, and a core while it starts. These processes are forked while cores are
+idle, some time after the last start, and are stopped first when any function needs a place or memory.
 """
 
 from overwinter.core.actions import ForkAhead, StopWorker
@@ -64,7 +64,9 @@ def claim(cycle: Cycle) -> Claim:
 
 
 def take_over(cycle: Cycle, function: Function, point: Point) -> WorkerId | None:
-    """Remove the process that a start of the function uses, if there is one; the worker takes over its claim."""
+    """Record a start of the function. Return the process forked ahead that it uses, or None; the process is removed,
+    and its claim is released, because the caller takes one for the worker.
+    """
     found = usable_process(cycle, function, cycle.resources.of_start(point))
     figures = cycle.state.tenants[function.spec.tenant].fork_figures
     figures.function, figures.started = function.spec.id, cycle.now
@@ -169,7 +171,9 @@ def _fits_now(cycle: Cycle, tenant: Tenant) -> bool:
 
 
 def _may_fork(cycle: Cycle) -> bool:
-    """Whether no function waits, and a core remains free besides the one for the fork; one fork at a time."""
+    """Whether no function waits for a core or a place for a worker, no core is busy or at least two are free, and no
+    other fork ahead is in progress.
+    """
     may_fork = has_spare_core(cycle) and all(each.start is None for each in cycle.state.ahead.values())
     if not may_fork:
         set_check(cycle, cycle.now + REFILL_S)

@@ -4,10 +4,10 @@ A function has one want at a time, and waits in the queue of the one resource th
 
 * Cores: if more runs were in progress than there are cores, the kernel would share the cores equally, and all of them
   could miss their SLO. Of the requests that can still meet it, the one due first is next; then the late ones, in the
-  order of their arrival. Every LATE_EVERY-th core goes to a late request, so that each is answered eventually; a
-  function with requests of both kinds waits for both. One additional run may begin for a request that would otherwise
-  be late and is not late at the lower speed, so that short runs need not wait for long ones. So may one operation of
-  each tenant that has none in progress: the kernel then shares the cores among the tenants.
+  order of their arrival. Every LATE_EVERY-th time that a core is assigned, a late request gets it, so that each is
+  answered eventually; a function with requests of both kinds waits for both. One additional run may begin for a request
+  that would otherwise be late and is not late at the lower speed, so that short runs need not wait for long ones. So
+  may one operation of each tenant that has none in progress: the kernel then shares the cores among the tenants.
 * Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
   without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
