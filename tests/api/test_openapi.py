@@ -1,4 +1,4 @@
-"""The OpenAPI document and the pages refer to nothing that is missing, and the document to existing routes only."""
+"""The OpenAPI document and the pages refer to nothing that is missing, and the document has the methods that exist."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,9 @@ def test_every_path_of_the_document_says_which_methods_it_takes(http: httpx.Clie
         url = re.sub(r"{\w+}", "nothing-there", path)
         answer = http.request("PATCH", url)
         allowed = {method.lower() for method in answer.headers["allow"].split(", ")} - {"head"}
-        assert (answer.status_code, set(methods) - allowed) == (405, set()), path
+        # `/blocks/missing` is also a `/blocks/{address}`.
+        matching = (each for each in document["paths"] if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), url))
+        assert (answer.status_code, allowed) == (405, {m for each in matching for m in document["paths"][each]}), path
         assert {"error"} == set(answer.json())
         assert set(methods) <= METHODS
 

@@ -261,7 +261,6 @@ def test_requests_that_wait_for_a_full_batch_count_those_of_their_siblings():
     policy = Policy(batching="adaptive")
     settings = {"slo_ms": 5000.0, "profile": profile}
     world = family(*(member(name, **settings) for name in "fghk"), policy=policy)
-    began = len([each for each in world.log if isinstance(each, Run)])
     now = world.now
     while world.open:
         world.ring()
@@ -273,7 +272,6 @@ def test_requests_that_wait_for_a_full_batch_count_those_of_their_siblings():
         assert not world.running
         world.arrive(name)
     assert [len(functions) for functions in running(world)] == [batch]
-    assert len([each for each in world.log if isinstance(each, Run)]) > began
 
 
 def measured(batches=(1, 2, 4, 8), base=0.02, each=0.01):
