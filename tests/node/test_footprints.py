@@ -257,8 +257,8 @@ def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(ung
     before = [scene.taken(worker) for worker in workers]
     accounts = Accounting(None, None, scene.rig.processes, None, print)
     scene.rig.run(accounts.measure_copies())
-    [first] = [worker for worker, faults in accounts._faults.items() if faults.turn]
-    accounts._faults[first] = accounts._faults[first]._replace(last=1 << 40)
+    [first] = [worker for worker, faults in accounts._page_faults.items() if faults.turn]
+    accounts._page_faults[first] = accounts._page_faults[first]._replace(last=1 << 40)
     scene.rig.run(accounts.measure_copies())
     scene.check()
     assert all(scene.taken(worker) > taken for worker, taken in zip(workers, before, strict=True))
