@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,14 +70,16 @@ class Weightless(torch.nn.Module):
 
 
 def executors(node: NodeProcess) -> list[int]:
+    return processes_named(node, "ow-executor")
+
+
+def processes_named(node: NodeProcess, wanted: str) -> list[int]:
+    """Return the processes of a node with this name."""
     found = []
     for pid in node.children():
-        try:
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if name == "ow-executor":
-            found.append(pid)
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == wanted:
+                found.append(pid)
     return found
 
 

@@ -27,7 +27,7 @@ from tests.tasks.directories import tokenizer
 
 from .nodes import NodeProcess, Scale, ask, deploy, wait_until
 from .test_hostile import SOCKET
-from .test_pool import executors
+from .test_pool import executors, processes_named
 
 TEXTS = [b"the quick fox came slowly to winter", b"it works well", b"snow", b"the fox & the snow !"]
 PLUS = "def preprocess(inputs, state):\n    return {'x': inputs['x'] + 1}\n"
@@ -78,7 +78,8 @@ def runs(node: NodeProcess) -> int:
 
 
 def workers(node: NodeProcess) -> list[int]:
-    return [pid for pid in node.worker_pids() if pid not in executors(node)]
+    """Return the workers of functions, without executors and processes that are forked ahead."""
+    return processes_named(node, "ow-worker")
 
 
 @pytest.fixture
