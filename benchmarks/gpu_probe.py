@@ -156,7 +156,7 @@ def measure_registration() -> tuple[int | None, dict[str, float]]:
         del content, mapped
     content, _ = mapped_file(16 * MIB, writable=True)
     result = register(content, 1)
-    print(f"{'writable, portable':20} {'accepted' if result == 0 else f'refused: error {result}'}")
+    print(f"{'(writable) portable':20} {'accepted' if result == 0 else f'refused: error {result}'}")
     if result == 0:
         torch.cuda.cudart().cudaHostUnregister(content.data_ptr())
     support = ctypes.c_int(-1)

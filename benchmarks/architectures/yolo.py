@@ -9,7 +9,7 @@ from torch.nn import functional as f
 
 STRIDES = (8, 16, 32)
 BINS = 16
-"""A box side is a distribution over this many distances, in units of the stride."""
+"""The distance from a grid point to a side is the mean of a distribution over this many values, in strides."""
 
 
 class Conv(nn.Module):
@@ -122,7 +122,9 @@ def grid(image: int) -> tuple[Tensor, Tensor]:
 
 
 class YOLOv8x(nn.Module):
-    """(batch, 3, image, image) images to corners and scores as `Head` gives them; `divisor` thins every layer."""
+    """(batch, 3, image, image) images to corners and scores as `Head` gives them; `divisor` divides
+    the channels of all layers except the head.
+    """
 
     def __init__(self, image: int = 640, classes: int = 80, divisor: int = 1) -> None:
         super().__init__()

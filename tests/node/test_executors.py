@@ -595,7 +595,7 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(rig, pool):
     rig.run(scene())
 
 
-def test_a_null_device_needs_a_profile_and_neither_moves_nor_computes(rig, pool):
+def test_a_null_device_needs_a_profile_reports_transfers_and_computes_nothing(rig, pool):
     function = variant("resnet50", 0)
     pool.deploy(function)
     nbytes = sum(function.block_bytes.values())

@@ -37,7 +37,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
     return had
 
 
-def test_a_thousand_of_one_tenant_delay_others_by_at_most_one():
+def test_a_thousand_of_one_tenant_delay_others_by_the_current_one_and_one_more():
     had = order_of(*["a"] * 1000, "b", "c")
     assert had[:4] == ["a0", "a1", "b1000", "c1001"]
     assert len(had) == 1003

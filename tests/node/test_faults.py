@@ -1,4 +1,4 @@
-"""An error of the system ends one check; an error in the node's code ends the node, or only work for one function."""
+"""A failure of the machine ends one check; an error in the node's code ends the node, or only work for one function."""
 
 import asyncio
 import errno

@@ -9,7 +9,7 @@ OverwinterError
     TooLargeError       413
     MediaError          415
     RateError           429 with Retry-After
-  AuthorError           the function author's: 400 on deploy
+  AuthorError           the function author's: 400, also for a request
     ProgramError        a model or program that cannot be exported, validated or run
     HandlerError        the handler failed, or an answer other than declared: 500 (400 on deploy)
   MachineError          this machine's, or its load's
@@ -97,7 +97,7 @@ class AuthorError(OverwinterError):
 
 
 class ProgramError(AuthorError):
-    """The model cannot be exported, or the program is not valid."""
+    """The model cannot be exported, or the program is not valid or cannot run."""
 
 
 class HandlerError(AuthorError):

@@ -1,6 +1,7 @@
-"""A lock that is passed among clients in rotation, so that none waits for more than one turn of each other client.
+"""A lock that is passed among waiting clients in rotation: besides the turn in progress, none waits for more than one
+turn of each other client.
 
-A tenant that requests a thousand measurements or changes delays the others by at most one of them.
+A tenant that requests a thousand measurements or changes delays the others by the one in progress and one more.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ class FairLock:
     def __init__(self) -> None:
         self._taken = False
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """The waiters by client, the client whose turn is longest ago first."""
+        """The waiters by client, in the order in which the clients get the lock."""
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:

@@ -57,7 +57,7 @@ def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def excess(worker: Worker) -> int:
-    """The measured memory of a worker beyond its need."""
+    """The measured memory of a worker beyond that of one function; further bound functions are part of it."""
     return max(0, worker.measured_bytes - worker.point.memory_bytes)
 
 

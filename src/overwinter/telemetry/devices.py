@@ -72,7 +72,7 @@ class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):
     executors: int
     """The started executors."""
     crashes: int
-    """The executors that died without being stopped, or hung."""
+    """The executors that died without being stopped, or were killed."""
 
 
 class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ class TrackedDevice(Generic[T]):
         self.name = name
         self.counts = DeviceCounts()
         self.starts = self.crashes = 0
-        """The started executors, and those that died or hung."""
+        """The started executors, and those that died or were killed."""
         self.prepared = 0
         """The begun preparations of functions before a request."""
         self.prefetches = 0
@@ -125,7 +125,9 @@ class TrackedPool(Generic[T]):
         self.executors[action.executor].device.prepared += 1
 
     def stop(self, action: StopWorker, now: Seconds) -> None:
-        """An executor is stopped; its device is empty from now on. Only one that hangs is killed at once."""
+        """An executor is stopped; its device is empty from now on. It is killed at once only if a start
+        or run hangs, or a run exceeds the drain timeout.
+        """
         executor = self.executors[action.worker]
         if action.kill and not executor.stopping:
             executor.device.crashes += 1

@@ -94,7 +94,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     executors: int
     """The started executors."""
     crashes: int
-    """The executors that died without being stopped, or hung."""
+    """The executors that died without being stopped, or were killed."""
     unplaced: int
     """The runs that were sent again, because the free memory of the device was not contiguous."""
 
