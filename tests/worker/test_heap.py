@@ -4,15 +4,17 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from overwinter.server import ZYGOTE_ENVIRONMENT
 
 COUNTS = """
 import torch
 from overwinter.worker.heap import release_heap
 
-def own_kib():
+def own_kib(kind="Private_Dirty:"):
     with open("/proc/self/smaps_rollup") as rows:
-        return sum(int(row.split()[1]) for row in rows if row.startswith("Private_Dirty:"))
+        return sum(int(row.split()[1]) for row in rows if row.startswith(kind))
 
 torch.set_num_threads(1)
 release_heap()
@@ -21,17 +23,19 @@ END_OF_HEAP = """
 import ctypes
 
 kept = []
-given = 0
+given = huge = 0
 for _ in range(5):
     # Wherever between two huge pages the end lies.
     kept += [torch.empty(10_000) for _ in range(10)]
     blocks = [torch.ones(10_000) for _ in range(48)]
+    huge = max(huge, own_kib("AnonHugePages:"))
     del blocks
     ctypes.CDLL(None).malloc_trim(0)
     trimmed = own_kib()
     release_heap()
     given = max(given, trimmed - own_kib())
-print(given)
+# Memory in small pages was given back before.
+print(given if huge else -1)
 """
 BUFFERS = """
 from overwinter.worker import heap
@@ -62,7 +66,10 @@ def reported_kib(code: str) -> int:
 
 
 def test_the_end_of_a_heap_of_huge_pages_is_given_back():
-    assert reported_kib(END_OF_HEAP) > 512
+    given = reported_kib(END_OF_HEAP)
+    if given < 0:
+        pytest.skip("the system had no huge pages")
+    assert given > 512
 
 
 def test_buffers_for_products_of_matrices_are_given_back():
