@@ -30,12 +30,7 @@ LARGE_WEIGHTS = 12
 LARGE_SIZE = 1 << 18
 """Such weights have 12 MiB together: a program with them is cut over devices of 8 MiB (`__main__`)."""
 HANDLER = "def preprocess(inputs, state):\n    return dict(inputs)\n"
-SETTINGS: dict[str, dict[str, Any]] = {
-    "worker": {},
-    "function": {"isolation": "function"},
-    "pool": {"device": "pool"},
-    "any": {"device": "any"},
-}
+SETTINGS: tuple[dict[str, Any], ...] = ({}, {"isolation": "function"}, {"device": "pool"}, {"device": "any"})
 ACTIONS = {
     "deploy": 5,
     "remove": 3,
@@ -141,7 +136,7 @@ class Client:
         return self._rng.randint(max(1, newest - 2), newest)
 
     def _deploy(self, name: str) -> None:
-        functions, settings = self._rng.choice(self._functions), self._rng.choice(list(SETTINGS.values()))
+        functions, settings = self._rng.choice(self._functions), self._rng.choice(SETTINGS)
         made = functions.package(
             name,
             self._rng.choice(self._factors),

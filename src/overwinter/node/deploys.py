@@ -102,7 +102,8 @@ class Deploys:
             function.check_publish = partial(self._traffic.check_new, manifest, self._versions_of, deployment.version)
             for part in function.parts():
                 if function.id not in self._registry.functions:
-                    # Its owner removed it when no part was on trial: the scheduler must not learn of further parts.
+                    # Its tenant removed it between the trials of two parts. A part that the registry does not have
+                    # would end the node.
                     raise NotFoundError(f"function {function.id} was removed")
                 await self._calls.ask(part.id, Deployed(part.spec(), on_trial=True))
             function.on_trial = False

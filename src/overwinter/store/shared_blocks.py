@@ -6,7 +6,7 @@ and the sum of what all holders owe equals the total byte-seconds.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
@@ -30,7 +30,6 @@ class _SharedBlock(NamedTuple):
 
 class _Holding(NamedTuple):
     sizes: Mapping[Address, int]
-    nbytes: int
     per_holder: float
     """The sum of `per_holder` of all these blocks when this holder joined."""
 
@@ -55,7 +54,7 @@ class SharedBlocks(Generic[H]):
             before = block.per_holder_until(now) if block.holders else block.per_holder
             self._blocks[address] = _SharedBlock(nbytes, block.holders + 1, before, now)
             per_holder += before
-        self._holdings[holder] = _Holding(sizes, sum(sizes.values()), per_holder)
+        self._holdings[holder] = _Holding(sizes, per_holder)
 
     def release(self, holder: H, now: float) -> float:
         """Remove `holder`, and return the byte-seconds that it owes; 0 if it held no blocks."""
@@ -85,10 +84,12 @@ class SharedBlocks(Generic[H]):
 
     def held(self, *holders: H) -> int:
         """Return the bytes of all blocks that these holders need, each counted once."""
-        if len(holders) == 1:
-            holding = self._holdings.get(holders[0])
-            return 0 if holding is None else holding.nbytes
-        return sum(self._sizes(holders).values())
+        sizes: dict[Address, int] = {}
+        for holder in holders:
+            holding = self._holdings.get(holder)
+            if holding is not None:
+                sizes.update(holding.sizes)
+        return sum(sizes.values())
 
     def addresses(self, holder: H) -> Set[Address]:
         """Return the blocks that `holder` needs."""
@@ -103,11 +104,3 @@ class SharedBlocks(Generic[H]):
             for address, count in among.items()
             if (block := blocks.get(address)) and block.holders == count
         )
-
-    def _sizes(self, holders: Iterable[H]) -> dict[Address, int]:
-        sizes: dict[Address, int] = {}
-        for holder in holders:
-            holding = self._holdings.get(holder)
-            if holding is not None:
-                sizes.update(holding.sizes)
-        return sizes

@@ -125,8 +125,8 @@ class TrackedPool(Generic[T]):
         self.executors[action.executor].device.prepared += 1
 
     def stop(self, action: StopWorker, now: Seconds) -> None:
-        """An executor is stopped; its device is empty from now on. It is killed at once only if a start
-        or run hangs, or a run exceeds the drain timeout.
+        """An executor is stopped; its device is empty from now on. It is killed at once only if a start or run hangs,
+        or a run exceeds the drain timeout.
         """
         executor = self.executors[action.worker]
         if action.kill and not executor.stopping:
