@@ -15,11 +15,6 @@ def parity(x: Tensor) -> Tensor:
     return x if x.shape[0] % 2 == 0 else -x
 
 
-def limited(x: Tensor) -> Tensor:
-    """Answers differently for a batch of 8 or more."""
-    return x if x.shape[0] < 8 else -x
-
-
 def with_automatic_sizes(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     """Export with sizes that PyTorch may restrict by guards."""
     dynamic = {"x": {0: Dim.AUTO}}

@@ -36,7 +36,6 @@ class Requests:
     def prepare(self) -> None:
         client = self._attacked.node.client
         self._functions.deploy(client, "scale", 3.0, tenant="requests")
-        self._functions.deploy(client, "spare", 3.0, tenant="requests")
         self._functions.deploy(client, "words", handler=source("words"), tenant="requests")
 
     def run(self, case: str, rng: Random) -> None:

@@ -21,7 +21,7 @@ from benchmarks.hostile.verdicts import Tally, fatal_signal
 from benchmarks.nodes import Node, parents_of_all
 
 TRACEBACK = b"Traceback (most recent call last)"
-PRINTED_BY_WORKERS = re.compile(rb"^worker\b")
+PRINTED_BY_WORKERS = re.compile(rb"^worker \S+: ")
 """The beginning of log lines that workers printed."""
 RAISED = re.compile(rb"^(zygote:)?[ |]*[A-Za-z_.]+(Error|Exception|Exit|Interrupt)\b")
 LINES_BEFORE = 3

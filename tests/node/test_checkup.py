@@ -1,5 +1,6 @@
 """The requirements of a node are checked, and each missing one is reported with a remedy."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -90,10 +91,18 @@ def test_too_few_descriptors_are_reported_with_the_limit_to_raise(tmp_path) -> N
 
 
 def test_the_sandbox_is_tested_in_a_child_process() -> None:
-    """The checking process itself does not change, so a second check finds the same."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert missing_protections() == missing_protections()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+    """The checking process itself does not change."""
+
+    def own() -> tuple:
+        status = Path("/proc/self/status").read_text().splitlines()
+        kept = [line for line in status if line.startswith(("Seccomp", "NoNewPrivs", "Cap", "Uid"))]
+        namespaces = [os.readlink(f"/proc/self/ns/{each}") for each in ("mnt", "net", "ipc", "user")]
+        return kept, namespaces, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    before = own()
+    first = missing_protections()
+    assert own() == before
+    assert missing_protections() == first
 
 
 def test_an_unknown_limit_of_the_system_is_reported_with_a_remedy(tmp_path, monkeypatch) -> None:

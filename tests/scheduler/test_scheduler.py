@@ -359,12 +359,16 @@ def test_first_wake_of_the_first_version_is_its_trial():
 def test_an_answer_that_comes_after_its_worker_was_given_up_changes_nothing():
     for event in (UnloadAsked("f@1"), Removed("f@1")):
         world = awake(timeout_s=5.0)
-        world.arrive()
+        request = world.arrive()
         world.send(event)
         while not world.stopping:
             world.ring()
+        assert world.answers[request].error == "DeadlineError"
+        decided = len(world.log)
         world.finish()
+        assert not [each for each in world.log[decided:] if isinstance(each, Reply)]
         world.settle()
+        assert world.answers[request].error == "DeadlineError"
         assert not world.alive
 
 
