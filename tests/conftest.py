@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from overwinter.node.faults import Faults
 from overwinter.node.processes import Processes
 from tests.system.nodes import NodeProcess
 
@@ -35,6 +36,21 @@ def pytest_sessionfinish(session, exitstatus):
     """Let a part of the tests without slow tests succeed when only slow tests run."""
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "slow":
         session.exitstatus = pytest.ExitCode.OK
+
+
+@pytest.fixture(autouse=True)
+def mistakes(monkeypatch):
+    """Fail a test in whose process a node survived an error of its own code. A test that wants one clears the list."""
+    found = []
+    contained = Faults._mistaken
+
+    def noted(faults, what, error):
+        found.append(error)
+        contained(faults, what, error)
+
+    monkeypatch.setattr(Faults, "_mistaken", noted)
+    yield found
+    assert found == []
 
 
 @pytest.fixture

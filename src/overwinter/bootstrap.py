@@ -118,7 +118,7 @@ async def _assembled(
         profiler = Profiler(parts, tasks)
         with repository.reserve.released():
             telemetry = Telemetry(parts, pipelines, find, profiler.observer)
-        loop = Loop(scheduler, published, journal, effects, telemetry.statistics.observe, quarantine)
+        loop = Loop(scheduler, published, journal, effects, telemetry.statistics.observe, quarantine, faults)
         deploys = Deploys(parts, pipelines, traffic, quarantine, profiler)
         node = Node(parts, loop, pipelines, traffic, deploys, profiler, telemetry, find)
         processes.start()

@@ -8,6 +8,7 @@ import pytest
 from overwinter.core.events import Event, MemoryPressure
 from overwinter.node.faults import Faults
 from overwinter.node.pressure import available_bytes, total_bytes, watch_memory
+from tests.node.log_lines import LogLines
 
 NOWHERE = Path("/nowhere")
 
@@ -38,7 +39,7 @@ def test_invalid_reports_of_available_memory_are_ignored(tmp_path: Path, result:
 def test_exactly_the_missing_bytes_are_requested():
     async def first_request() -> Event:
         request = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(watch_memory(100, request.set_result, Faults([].append), lambda: 30))
+        task = asyncio.create_task(watch_memory(100, request.set_result, Faults(LogLines()), lambda: 30))
         try:
             return await request
         finally:

@@ -12,6 +12,7 @@ from overwinter.node.verifying import Verifier
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
+from tests.node.log_lines import LogLines
 from tests.node.rig import until
 from tests.store.source import Source
 
@@ -31,8 +32,8 @@ class Left:
         self.hosts = HostStores(root, Source(CONTENTS))
         self.hosts.sweep({"": BLOBS})
         self.host = self.hosts.store("")
-        self.has_spare_core, self.lost, self.said = True, [], []
-        self.verifier = Verifier(self.hosts, SHARE, lambda: self.has_spare_core, self._lose, self.said.append)
+        self.has_spare_core, self.lost, self.said = True, [], LogLines()
+        self.verifier = Verifier(self.hosts, SHARE, lambda: self.has_spare_core, self._lose, self.said)
 
     def _lose(self, name, address):
         self.lost.append((name, address))
@@ -42,7 +43,7 @@ class Left:
         """Run the verifier until the scene has ended."""
 
         async def both() -> None:
-            verifying = asyncio.create_task(self.verifier.run(Faults(self.said.append)))
+            verifying = asyncio.create_task(self.verifier.run(Faults(self.said)))
             try:
                 await scene()
             finally:

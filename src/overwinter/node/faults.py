@@ -1,13 +1,12 @@
-"""Defines the failures of periodic work that the node survives.
+"""Contains failures of work that nobody waits for: the node goes on, because a tenant may have caused them.
 
-They are temporary shortages of the machine: memory, a descriptor, a file of the kernel, space on a disk. Such a failure
-ends the current pass. It is logged once and counted, and the next pass runs as usual. A programming error is not among
-them: it ends the node, so that it is noticed. Threads are all started in advance (threads.py).
-
-Background work for one function is different: whatever it raises fails that work alone, because a function's author may
-have caused it.
+A failure ends the current pass of periodic work. It is logged once and counted, and the next pass runs as usual. Most
+are temporary shortages of the machine: memory, a descriptor, a file of the kernel, space on a disk. Any other is a
+mistake in the node's own code, and is logged as an error with its traceback. Background work for one function fails
+alone.
 """
 
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from math import inf
 
 from overwinter.core.errors import MachineError, OverwinterError, WorkerError
 from overwinter.node import clock
+from overwinter.node.log import Level, Log
 
 MACHINE = (OSError, MemoryError, MachineError)
 """The exceptions that failures of the machine raise."""
@@ -37,23 +37,29 @@ async def contain(work: Awaitable[object], failed: Callable[[Exception], None]) 
 class Faults:
     """Contains and counts failures. Used on the event loop's thread only."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
         self._last: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        """The number of failures of each repeated task."""
+        """The number of failures of each work."""
 
     @contextmanager
     def contained(self, what: str) -> Iterator[None]:
-        """Catch failures of the machine in the context, and no other exceptions. `what`: the work, for the log."""
+        """Catch any failure in the context. `what`: the work, for the log."""
         try:
             yield
         except MACHINE as error:
-            self._count(what, error)
+            self._count(what, error, "warning")
+        except Exception as error:  # noqa: BLE001 - the boundary of work that nobody waits for
+            self._mistaken(what, error)
 
-    def _count(self, what: str, error: Exception) -> None:
+    def _mistaken(self, what: str, error: Exception) -> None:
+        self._count(what, error, "error")
+
+    def _count(self, what: str, error: Exception, level: Level) -> None:
         now = clock.now()
         self.counts[what] += 1
         if now - self._last.get(what, -inf) > SETTLED_S:
-            self._log(f"periodic work failed and is repeated ({what}): {type(error).__name__}: {error}")
+            lines = [f"{type(error).__name__}: {error}"] if level == "warning" else traceback.format_exception(error)
+            self._log(f"work failed and the node continues ({what}): {''.join(lines)}", level=level)
         self._last[what] = now

@@ -1,9 +1,9 @@
 """The only owner of the scheduler: passes events to it, carries out its actions, writes each step to the journal,
-and passes it to the readers.
+and passes it to the reader.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
 while another is handled waits, so steps are never nested. If the scheduler fails, the node ends, because the
-scheduler's state may be inconsistent.
+scheduler's state may be inconsistent. If the reader fails at a step, the node goes on without its figures of that step.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from overwinter.core.events import Event
 from overwinter.core.ids import Seconds
 from overwinter.core.journal import Journal
 from overwinter.node import clock
+from overwinter.node.faults import Faults
 from overwinter.node.quarantine import Quarantine
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
@@ -50,14 +51,16 @@ class Loop:
         effects: Effects,
         read: Observe,
         quarantine: Quarantine,
+        faults: Faults,
     ) -> None:
-        """`quarantine` gets the function whose event was handled when a step failed."""
+        """`quarantine` gets the function whose event was handled when a step failed; `faults` the reader's failures."""
         self._scheduler = scheduler
         self._published = published
         self._journal = journal
         self._effects = effects
         self._read_step = read
         self._quarantine = quarantine
+        self._faults = faults
         self._loop = asyncio.get_running_loop()
         self._events: deque[Event] = deque()
         self._unread: list[tuple[Seconds, Event, list[Action]]] = []
@@ -97,14 +100,12 @@ class Loop:
     def _read(self) -> None:
         unread, self._unread = self._unread, []
         self._published.publish()
-        try:
-            for step in unread:
+        for step in unread:
+            with self._faults.contained("telemetry"):
                 self._read_step(*step)
-        except Exception as error:  # noqa: BLE001 - a reader that missed a step is wrong from then on
-            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """End the node, because neither the scheduler nor the readers may continue after this error."""
+        """End the node, because the scheduler may not continue after this error."""
         if not self.broken.done():
             self.broken.set_exception(error)
             self._effects.close()
