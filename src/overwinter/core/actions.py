@@ -59,7 +59,7 @@ class LoadBlocks(_Action, frozen=True):
 
 
 class Drop(_Action, frozen=True):
-    """Remove these blocks from a host store: no remaining function needs them."""
+    """Remove these blocks, which no function holds, from a host store."""
 
     addresses: tuple[Address, ...]
     store: StoreName = SHARED
@@ -113,7 +113,7 @@ class Run(_Action, frozen=True):
     function: FunctionId | None = None
     """The function of the requests; None: the function for which the worker was started."""
     functions: tuple[FunctionId, ...] = ()
-    """The function of each request, if there are several functions; the function of the first request leads."""
+    """The function of each request, if there are several; the run was started for that of the first request."""
 
 
 class Bind(_Action, frozen=True):
@@ -166,7 +166,7 @@ class RunOnDevice(_Action, frozen=True):
     peer: DeviceId | None = None
     """The device from which the blocks that it has are copied; the others come from the host store."""
     functions: tuple[FunctionId, ...] = ()
-    """The function of each request, if there are several functions; that of the first request leads."""
+    """The function of each request, if there are several; the run was started for that of the first request."""
 
 
 class PrepareOnDevice(_Action, frozen=True):

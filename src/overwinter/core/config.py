@@ -84,11 +84,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The cores for all workers; None: all cores that the node may use."""
     memory_bytes: int | None = None
     """The limit of the private memory of all workers together; None: on a node half of the memory that is available at
-    its start, otherwise unlimited.
+    its start and that devices do not take, otherwise unlimited.
     """
     host_bytes: int | None = None
-    """The most bytes of all host stores together; None: on a node 95 % of the free space of their tmpfs, otherwise
-    unlimited.
+    """The most bytes of all host stores together; None: unlimited. On a node, the limit is at most 95 % of their own
+    blocks and the free space of their tmpfs.
     """
     host_keep_alive_s: float | None = None
     """Seconds without a request after which a function leaves the host store; None: only when its memory is needed."""
@@ -166,7 +166,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     memory_wait_s: float = 10.0
     """The most seconds that a large request waits for memory before it is refused."""
     head_bytes_max: int = 64 << 10
-    """The most bytes of a request's request line, headers and trailers, and of the framing of a chunked body."""
+    """The most bytes of a request's request line, headers and trailers, and of the framing of a chunked body beyond 8
+    bytes for each byte of the body.
+    """
     headers_max: int = 128
     head_timeout_s: float = 10.0
     """The most seconds from the start of a connection, or the first byte of a request, to the end of its headers."""

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 
 class OverwinterError(Exception):
-    """Root of all errors that are raised on purpose; `str()` says what failed, and a remedy if there is one."""
+    """Root of the errors with an HTTP status; `str()` says what failed, and a remedy if there is one."""
 
     status: ClassVar[int] = 500
 

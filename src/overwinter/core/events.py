@@ -25,8 +25,8 @@ class _Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Deployed(_Event, frozen=True):
-    """A version exists. A new one is `on_trial` until its worker is ready or, on the pool, its blocks are loaded; a
-    restored one is not.
+    """A version, or a part of it, exists. A new one is `on_trial` until its worker is ready or, on the pool, its blocks
+    are loaded; a restored one is not.
     """
 
     function: FunctionSpec
@@ -221,14 +221,14 @@ class MemoryPressure(_Event, frozen=True):
 
 
 class MemoryMeasured(_Event, frozen=True):
-    """The measured memory of these workers. That of the others has not changed much."""
+    """The measured memory of these workers. That of the others differs little from the scheduler's estimate."""
 
     taken: tuple[tuple[WorkerId, int], ...]
     """The private bytes of each worker."""
 
 
 class HostCapacityMeasured(_Event, frozen=True):
-    """The size of the tmpfs has changed: from now on all host stores together may hold this many bytes."""
+    """The space for host stores on the tmpfs has changed: from now on all together may hold this many bytes."""
 
     nbytes: int
 

@@ -37,38 +37,38 @@ def function_id(name: FunctionName, version: int) -> FunctionId:
     return FunctionId(f"{name}@{version}")
 
 
-PART = ":"
+PART_SEPARATOR = ":"
 """Separates the name of a function from that of a part, which the scheduler has as another function: a program that
 runs on the pool for a function in workers (with a handler, or with `any`), or a later slice of a program. Nobody can
 deploy or call a function of such a name.
 """
-_PARTS = re.compile(rf"{PART}(program|\d+)@")
+_PARTS = re.compile(rf"{PART_SEPARATOR}(program|\d+)@")
 
 
 def program_name(name: FunctionName) -> FunctionName:
     """The name of the program of a function that runs in workers."""
-    return FunctionName(f"{name}{PART}program")
+    return FunctionName(f"{name}{PART_SEPARATOR}program")
 
 
 def slice_name(name: FunctionName, number: int) -> FunctionName:
     """The name of a later slice of a function's program; the first slice has the name of the function or program."""
-    return FunctionName(f"{whole_name(name)}{PART}{number}")
+    return FunctionName(f"{whole_name(name)}{PART_SEPARATOR}{number}")
 
 
 def slice_number(id_: FunctionId) -> int | None:
     """The number of a later slice in its id; None: it is no later slice."""
-    _, _, part = split_id(id_)[0].partition(PART)
+    _, _, part = split_id(id_)[0].partition(PART_SEPARATOR)
     return int(part) if part.isdecimal() else None
 
 
 def is_part(name: FunctionName | FunctionId | FamilyId) -> bool:
     """Whether this is the name of a part of a function, or the id of a part of a version."""
-    return PART in name
+    return PART_SEPARATOR in name
 
 
 def whole_name(name: FunctionName) -> FunctionName:
     """The name of the function that a part belongs to; the name itself if it is that of a function."""
-    return FunctionName(name.partition(PART)[0])
+    return FunctionName(name.partition(PART_SEPARATOR)[0])
 
 
 def program_id(id_: FunctionId) -> FunctionId:
@@ -95,7 +95,7 @@ def whole_names(text: str, of: FunctionId | None = None) -> str:
     if of is None:
         return _PARTS.sub("@", text)
     name = whole_name(split_id(of)[0])
-    return re.sub(rf"\b{re.escape(name)}{PART}(program|\d+)@", f"{name}@", text)
+    return re.sub(rf"\b{re.escape(name)}{PART_SEPARATOR}(program|\d+)@", f"{name}@", text)
 
 
 def split_id(id_: FunctionId) -> tuple[FunctionName, int]:

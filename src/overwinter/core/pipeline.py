@@ -106,7 +106,9 @@ def parse_pipeline(text: str) -> Pipeline:
 
 
 def check_pipeline(pipeline: Pipeline) -> None:
-    """Raise CallerError unless every source exists, everything is used, and no stage depends on itself."""
+    """Raise CallerError unless every source names an existing input or stage, all inputs and stages are used, no output
+    is an input, no input is named twice, no stages wait for each other, and there are at most SOURCES_MAX sources.
+    """
     where = f"pipeline {pipeline.name!r}"
     _check_count(pipeline)
     if INPUT in pipeline.stages:

@@ -100,7 +100,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cores_max: int = 16
     batch_max: int = 64
     concurrency_max: int = 16
-    """These three limit the configuration of every worker, in addition to the function's settings."""
+    """These three limit the measured configurations that workers may have, in addition to the function's settings."""
 
     def __post_init__(self) -> None:
         check_bounds(self, POLICY_BOUNDS)

@@ -64,7 +64,7 @@ class RunStage(_Data, frozen=True):
     stage: Stage
     deadline: Seconds
     due: Seconds | None = None
-    """When the stage must be answered so that the pipeline meets its SLO; None: unknown."""
+    """When the stage must be answered so that the pipeline meets its SLO; None: the pipeline has none."""
 
 
 class Cancel(_Data, frozen=True):

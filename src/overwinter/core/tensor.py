@@ -27,7 +27,7 @@ RUN_TENSORS_MAX = 4096
 RUN_SIZES_MAX = 16_384
 """The most sizes in the shapes of these."""
 ELEMENTS_MAX = 65_536
-"""The most elements of the BYTES tensors that a function returns for one request."""
+"""The most elements of the BYTES tensors that a function returns for one request, and the default for its inputs."""
 ELEMENTS_OF_STEP = 1024
 """The elements of a BYTES tensor that one step of a check reads: about 0.2 ms."""
 ANSWER_BYTES_MAX = 64 << 20

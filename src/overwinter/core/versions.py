@@ -28,7 +28,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 Shares = tuple[Share, ...]
-"""The shares of a split; empty: the newest version gets all requests."""
+"""The shares of a split; empty: the newest version gets all requests without a version."""
 
 
 def check_shares(shares: Shares) -> None:

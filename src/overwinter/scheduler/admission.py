@@ -151,7 +151,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
 
 
 def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
-    """Send requests to a worker, if it may have the cores for it now."""
+    """Send requests to a worker, if the function may use the cores for that now."""
     if not _has_cores(cycle, function, send.worker.point.run_cores, has_core):
         return False
     order.leave(cycle, function)
@@ -230,7 +230,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
 
 
 def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
-    """Start workers while there are places and no other function is before this one; the first worker needs a core."""
+    """Start workers while there are places and no other function is before this one, if a core is free for it."""
     if function.waits_in != "places" and not _has_cores(cycle, function, 1, has_core):
         return False
     starts = function.point_to_start

@@ -2,9 +2,9 @@
 
 When the request arrives, the time until its answer is estimated for both. Both use the same blocks in the host store,
 so loading them is no part of the estimates. A request that waits for a worker moves to a device if a device is free
-while no worker is, and the reverse. If all operations that it waits for are overdue, it also moves to a worker or an
-executor that has to be started. While a request waits, this is checked at each event of workers and devices, and when
-an operation that it waits for is overdue.
+while no worker is, and would answer it sooner; and the reverse. If all operations that it waits for are overdue, it
+also moves to a worker or an executor that has to be started. While a request waits, this is checked at each event of
+workers and devices, and when an operation that it waits for is overdue.
 
 If the function has a handler, that runs in a worker, and the same is decided for each call of its program: the worker
 runs it, or it is a request to the counterpart. Such a request is refused if the worker is to run it.

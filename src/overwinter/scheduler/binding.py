@@ -1,13 +1,13 @@
 """Binds functions in workers of their family, and unbinds them.
 
 A bind takes a slot of the worker and a core, as a run does. The memory that it is expected to add to the worker counts
-from its start until it has ended and the worker is measured. The estimate is the smoothed growth of the family's
-workers by earlier binds, as far as it exceeds the memory for which the worker already counts. If that memory is not
-free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory counts for the new
-one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If no function in the
-worker is idle, the function waits for a run in the worker to end, and in the queue for places for private memory, which
-other functions release as they do for a start. A bind that would not fit even if all other workers ended waits only for
-the run.
+from its start until it has ended and the worker is measured. The estimate is the smoothed memory per bound function
+that the family's workers take beyond their needs, as far as the worker does not count for it already. If that memory is
+not free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory counts for the
+new one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If no function in
+the worker is idle, the function waits for a run in the worker to end, and in the queue for places for private memory,
+which other functions release as they do for a start. A bind that would not fit even if all other workers ended waits
+only for the run.
 
 An unbind takes no time, because the worker receives the message before any later one.
 """

@@ -1,7 +1,7 @@
 """The context in which one event is handled: the tables, the ledger, the timers, the policies, and the actions so far.
 
-A scheduler has one cycle for its lifetime; each event sets the time and clears the actions. The functions of this
-package take it as their first argument.
+A scheduler has one cycle for its lifetime; each event sets the time and clears the actions. Those functions of this
+package that need it take it as their first argument.
 """
 
 from itertools import count
@@ -71,7 +71,7 @@ class Cycle:
 
     def mark(self, function: Function, has_core: bool = False) -> None:
         """Mark a function whose want may have changed; one that was removed is ignored. `has_core`: the core of its
-        ended start is reserved until it is handled.
+        ended start or bind is reserved until it is handled.
         """
         id_ = function.spec.id
         if has_core:

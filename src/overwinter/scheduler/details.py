@@ -42,7 +42,7 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerId
     state: WorkerState
     since_s: float
-    """The seconds since the worker's state last changed."""
+    """The seconds since the worker last began to start, work, idle or stop."""
     cores: int
     batch: int
     """The most requests in one run."""
@@ -79,7 +79,7 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     nbytes: int
     """The bytes of its weights."""
     devices: Sequence[DeviceId]
-    """The devices on which it is resident."""
+    """The devices on which it or a slice of it is resident."""
     run_s: float
     """The expected seconds of a run of one request whose blocks are on the device; 0: unknown."""
     no_device_reason: str

@@ -1,9 +1,10 @@
 """Prepares functions on idle devices, so that their first run there does not wait for it.
 
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
-prepares one function: the most recently used one whose program it does not have, while no function waits for a device
-or a core. The device stays free, because a run that is ordered ends the preparation early. A function whose preparation
-kills its executor is not prepared again. This counts as a failure neither of the device nor of the requests behind it.
+prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
+a core or a place for a worker. The device stays free, because a run that is ordered ends the preparation early. A
+function whose preparation kills its executor is not prepared again. This counts as a failure neither of the device nor
+of the requests behind it.
 """
 
 from overwinter.core.actions import PrepareOnDevice

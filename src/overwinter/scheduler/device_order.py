@@ -108,9 +108,9 @@ def _has_slo(function: Function, first: Request) -> bool:
 
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Function, Request]]:
-    """Return the requests that have waited for a long time, one of each function, if the next run is for one of them
-    (one in LONG_EVERY runs is): otherwise, requests could wait until they expire. Ordered by level, then those of
-    functions without an SLO first (late requests also get the devices that nobody else uses), then by arrival.
+    """Return the requests that have waited for a long time, one of each function, if the next run is for one of them.
+    One in LONG_EVERY runs is, so that requests do not wait until they expire. Ordered by level, then those of functions
+    without an SLO first (late requests also get the devices that nobody else uses), then by arrival.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
     if cycle.policy.device_order != "overwinter" or pool.bindings < pool.next_long_binding:

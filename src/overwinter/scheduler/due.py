@@ -57,7 +57,7 @@ def check_queues(cycle: Cycle) -> None:
 
 
 def _queue(cycle: Cycle, queue: Key) -> None:
-    """Handle an overdue operation, which gives up its cores, or the end of a time slice."""
+    """Release the cores of overdue operations, or have another queue served again."""
     if queue == "cores":
         end_overdue(cycle)
     elif queue == "places":

@@ -1,9 +1,9 @@
 """Starts, stops and replaces the executors of devices, and handles their deaths.
 
 The requests of a run are tried again, up to `attempts_max` attempts, or refused with a clear error. A device whose
-executor failed is not used until a backoff is over; after several failures snapshots show it as out of service
-meanwhile. A function in whose runs executors die backs off from the second time on, and counts once against a device,
-so that one bad function takes neither the devices nor the other functions out of service.
+executor failed is not used until a backoff is over; after several failures it counts as out of service meanwhile. A
+function in whose runs executors die backs off from the second time on, and counts once against a device, so that one
+bad function takes neither the devices nor the other functions out of service.
 """
 
 from math import inf
@@ -244,7 +244,7 @@ def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -
 
 
 def _count_failure(cycle: Cycle, function: Function, error: str, reason: str, is_alone: bool) -> None:
-    """An executor ended in a run of a function, which was alone in it or not."""
+    """An executor ended in a run of this function. `is_alone`: no other function had requests in the run."""
     if not is_alone:
         # Separate runs will show which function it was.
         function.runs_at_death = function.runs

@@ -32,5 +32,5 @@ class ForkFigures(msgspec.Struct):
     started: Seconds = Seconds(0.0)
     """The time of that start."""
     failures: int = 0
-    """The consecutive deaths of processes forked ahead."""
+    """The consecutive processes forked ahead that died or hung."""
     backoff_until: Seconds = Seconds(0.0)

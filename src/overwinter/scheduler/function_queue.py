@@ -20,7 +20,7 @@ device, and 230 of 960, with which the node is overloaded.
 
 
 class FunctionQueue(msgspec.Struct):
-    """Waiting functions; those of a tenant that wait longest come first."""
+    """Waiting functions, those of each tenant in the order in which they joined or were last moved to the end."""
 
     of_tenants: "dict[TenantId, dict[FunctionId, Function]]" = msgspec.field(default_factory=dict)
     """Only tenants with waiting functions."""

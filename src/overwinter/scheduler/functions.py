@@ -39,8 +39,8 @@ def deploy(cycle: Cycle, event: Deployed) -> None:
 
 
 def prove(cycle: Cycle, function: Function) -> None:
-    """A worker of the function runs, or its blocks are loaded for devices: a new version becomes available under its
-    name.
+    """Report that a worker has bound the function, or that its blocks are loaded for devices: a new version becomes
+    available under its name.
     """
     if function.on_trial:
         _publish(cycle, function)
@@ -147,7 +147,7 @@ def give_up(cycle: Cycle, function: Function, why: str) -> None:
 
 
 def quarantine(cycle: Cycle) -> None:
-    """Take the functions out of service on which a policy failed in this cycle."""
+    """Take the functions in the table `faults` out of service."""
     faults = cycle.state.faults
     while faults:
         id_ = next(iter(faults))

@@ -204,7 +204,7 @@ def _of_operation(cycle: Cycle, owner: tuple[str, int], cores: int) -> Claim:
 
 
 def _amounts(claims: Mapping[Owner, Claim]) -> dict[Owner, Claim]:
-    """Return the claims without those of nothing."""
+    """Return the claims without amounts of 0."""
     found: dict[Owner, Claim] = {}
     for owner, claim in claims.items():
         amounts = claim if all(claim.values()) else {each: amount for each, amount in claim.items() if amount}

@@ -9,7 +9,7 @@ from overwinter.scheduler.state import Function
 
 def never_fits(function: Function, limit: int, pinned: int) -> str | None:
     """Return why no eviction can free enough space in the host store, of which others have pinned `pinned` bytes; None:
-    it is enough.
+    evictions can.
     """
     size = sum(function.sizes.values())
     if size + pinned <= limit:
@@ -20,7 +20,7 @@ def never_fits(function: Function, limit: int, pinned: int) -> str | None:
 
 
 def never_runs(function: Function) -> str | None:
-    """Return why the smallest worker of a function exceeds the bound of all workers, or None."""
+    """Return why the smallest worker of a function needs more memory than all workers together may have, or None."""
     needed = function.latency.too_large_bytes
     if needed is None or function.has_worker or function.pool is not None:
         return None

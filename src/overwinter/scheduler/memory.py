@@ -38,7 +38,7 @@ MEMBER_BYTES = 1 << 20
 
 
 def measured(cycle: Cycle, event: MemoryMeasured) -> None:
-    """Record the memory of workers, and stop some if the sum exceeds the bound."""
+    """Record the memory of workers, and stop some if the sum exceeds the limit."""
     workers, memory = cycle.state.workers, cycle.resources.memory
     for id_, taken in event.taken:
         if id_ in workers:
@@ -104,8 +104,8 @@ def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | 
 
 
 def stop_excessive(cycle: Cycle, function: Function) -> bool:
-    """Stop a worker that takes far more than its need, if its excess is what a function in the queue for places lacks;
-    whether one was stopped.
+    """Stop a worker if one takes far more than its need, and a function in the queue for places lacks memory for that
+    reason: an idle one that may be stopped, or else that one. Return whether one was stopped.
     """
     wanted = claim_of_queued(cycle, function)
     if ahead.victim(cycle, function, wanted) is not None:
@@ -144,8 +144,8 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
 
 
 def kill_excessive(cycle: Cycle, worker: Worker) -> None:
-    """Kill a worker that exceeds the available memory. Its requests are refused, because a retry would take as much. If
-    its excess is small, they are retried as after any death.
+    """Kill a worker that takes more than its need. Its requests are refused if it takes far more, because a retry would
+    take as much; otherwise they are retried as after any death.
     """
     why, had = _reason(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
     cycle.current, worker.stopped_for, starts_for = worker.function, why, worker.starts_for

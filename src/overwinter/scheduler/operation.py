@@ -24,8 +24,8 @@ class Operation(msgspec.Struct, eq=False):
     """One operation."""
 
     function: "Function"
-    """The function that runs, that leads a shared run, that is bound, whose blocks are brought, or for which the
-    process is forked.
+    """The function that runs, that leads a shared run (shared_runs.py), that is bound, whose blocks are brought, or for
+    which the process is forked.
     """
     began: Seconds
     ends: float

@@ -86,7 +86,7 @@ def end_start(cycle: Cycle, worker: Worker) -> None:
 
 
 def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
-    """Send requests to a worker; the function of the first one leads. Sets when the run is overdue."""
+    """Send requests to a worker, those of the leading function first (shared_runs.py). Sets when the run is overdue."""
     now, function = cycle.now, parts[0].function
     for part in parts:
         part.function.runs += 1
@@ -188,7 +188,7 @@ def cancel_drain(cycle: Cycle, worker: Worker, function: Function) -> None:
     worker.drain = None
     cycle.state.tenants[worker.tenant].draining_without_limit.pop(worker.id, None)
     if worker.is_serving:
-        # It was draining when it became ready, or its time slice was given up.
+        # It was draining when it became ready, or its time slice was removed during the drain.
         begin_time_slice(cycle, worker, function)
     cycle.ledger.drain(worker_owner(worker.id), draining=False)
 

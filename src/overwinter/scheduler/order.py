@@ -3,11 +3,12 @@
 A function has one want at a time, and waits in the queue of the one resource that its want lacks.
 
 * Cores: if more runs were in progress than there are cores, the kernel would share the cores equally, and all of them
-  could miss their SLO. Of the requests that can still meet it, the one due first is next; then the late ones, in the
-  order of their arrival. Every LATE_EVERY-th time that a core is assigned, a late request gets it, so that each is
-  answered eventually; a function with requests of both kinds waits for both. One additional run may begin for a request
-  that would otherwise be late and is not late at the lower speed, so that short runs need not wait for long ones. So
-  may one operation of each tenant that has none in progress: the kernel then shares the cores among the tenants.
+  could miss their SLO. Requests that can still meet it are first, by priority and then by due time; then the late ones,
+  those of the function that has waited longest first. Every LATE_EVERY-th time that a core is assigned, a late request
+  gets it, so that each is answered eventually; a function with requests of both kinds waits for both. One additional
+  run may begin for a request that would otherwise be late and is not late at the lower speed, so that short runs need
+  not wait for long ones. So may one operation of each tenant that has none in progress: the kernel then shares the
+  cores among the tenants.
 * Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
   without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
@@ -31,7 +32,7 @@ LATE_EVERY = 10
 URGENT_CHECKED = 16
 """The approximate number of functions waiting for a core that are checked for an additional urgent run."""
 UNSERVED_CHECKED = 64
-"""The number of a tenant's waiting functions of which the one due first gets the core of a tenant that has none."""
+"""The most waiting functions of a tenant without a core that are compared, to find the one that is due first."""
 REQUESTS_CHECKED = 32
 """The number of requests at the end of a function's queue that are checked for late ones: `arrange` moves those there.
 """
@@ -264,8 +265,8 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
 
 
 def tenant_workers_max(cycle: Cycle) -> int:
-    """The maximum of workers of one tenant: as configured, or else all, but for a part that is reserved for tenants
-    without a worker while there are other tenants.
+    """The maximum of workers of one tenant: as configured, or else all, but for a part that is kept free for other
+    tenants while there are any.
     """
     most, own = cycle.workers_max, cycle.config.tenant_workers_max
     if own is not None:

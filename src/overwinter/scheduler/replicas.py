@@ -76,7 +76,7 @@ def _add_replica(cycle: Cycle, function: Function, idle: Sequence[Device]) -> No
 
 
 def _with_space(cycle: Cycle, function: Function, devices: Sequence[Device]) -> Iterator[tuple[Device, list[Function]]]:
-    """Yield those of these devices on which a function finds space, and what is evicted there for it."""
+    """Yield those of these devices on which a function finds space, and what may be evicted there for it."""
     for each in devices:
         short = each.short_bytes(each.missing_bytes(pool_record(function)))
         less_valuable = swaps.less_valuable(cycle, function, each) if short else {}

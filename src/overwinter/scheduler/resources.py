@@ -61,8 +61,8 @@ class Resources:
         return {self.memory: nbytes}
 
     def of_cores(self, cores: int, holds: bool) -> Claim:
-        """The claim of a run, a bind or a start until it ends. `holds`: whether it holds its cores, unlike
-        user code and overdue operations, which may wait for something other than a core, and what serves no request.
+        """The claim of a run, a bind or a start until it ends. `holds`: whether it holds its cores. Not if it runs user
+        code or is overdue, because it may wait for something other than a core, nor if it serves no request.
         """
         return {self.cores: cores, self.load: cores} if holds else {self.load: cores}
 

@@ -37,7 +37,7 @@ COPIED_PER_STEP = 64
 
 
 class FamilyWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker, and the functions that it can run without a bind."""
+    """A worker, and its bound functions."""
 
     worker: WorkerId
     family: FunctionId
@@ -64,7 +64,7 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     fault: str
     """Why it cannot be served, though it was not unloaded: it is out of service, or no device can run it."""
     devices: tuple[DeviceId, ...] = ()
-    """The devices on which it is resident."""
+    """The devices on which it or a part of it is resident."""
     parts: tuple[FunctionId, ...] = ()
     """Itself, its program if that is another function on the pool, and the later slices of the program."""
 

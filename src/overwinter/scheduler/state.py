@@ -169,7 +169,7 @@ class Function(msgspec.Struct, eq=False):
     sizes: Mapping[Address, int]
     """Its blocks, each once."""
     used_at: Seconds
-    """When its last run began."""
+    """When its last run began; before the first one, when it was deployed."""
     last_worker_before: WorkerId = WorkerId(0)
     """Workers up to this one were forked before the function, possibly without address space for its blocks."""
     removed: bool = False
@@ -210,7 +210,7 @@ class Function(msgspec.Struct, eq=False):
     point_to_start: Point | None = None
     """The configuration that it would start, if it waits for a place for a worker."""
     lacks_memory: bool = False
-    """Whether it waits in that queue for private memory to be bound, and not for a worker."""
+    """Whether it waits in the queue for places for private memory to be bound, and not for a worker."""
     blocks_usable_from: Seconds | None = None
     """When a worker or a device could first use its blocks since their last load; None: none could yet."""
     forecast: float | None = None
@@ -282,8 +282,8 @@ class Function(msgspec.Struct, eq=False):
         return [worker for worker in self.workers.values() if worker.has_slot and worker.serves(id_)]
 
     def usable_workers(self) -> list[Worker]:
-        """The workers of its family that have bound it, or can: not those forked before it was deployed, which have no
-        address space for its blocks, nor those in which a bind failed.
+        """The workers of its family that have bound it, or can: not those forked before it was deployed, which may have
+        no address space for its blocks, nor those in which a bind failed.
         """
         return [each for each in self.family.workers.values() if each.id in self.workers or self.can_bind_in(each)]
 
@@ -303,9 +303,7 @@ class Family(msgspec.Struct, eq=False):
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members with waiting requests."""
     wanting_idle_worker: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The members of these that an idle worker could run; members that wait for a place or for bytes are not among
-    them.
-    """
+    """The members with waiting requests that an idle worker could run: those that wait for no place and no bytes."""
     waking: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members that are to be woken without a request."""
     slo_ms: float | None = None
@@ -318,9 +316,9 @@ class Family(msgspec.Struct, eq=False):
     bind_s: float = BIND_S
     """The smoothed seconds of a bind."""
     bind_bytes: float = 0.0
-    """The smoothed private bytes that a bind adds to a worker; 0 until one was measured."""
+    """The smoothed private bytes per bound function that its workers take beyond their needs; 0: not measured yet."""
     start_s: float | None = None
-    """The smoothed seconds from a fork until the worker is ready; None: none was measured."""
+    """The smoothed seconds that a worker takes to be ready; None: none was measured."""
     used_at: Seconds = Seconds(0.0)
     """When the last run of a member began."""
     uses: float = 0.0
@@ -359,7 +357,7 @@ class State(msgspec.Struct):
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
     """The unused functions whose blocks are in a host store, the longest unused first."""
     prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)
-    """The programs that each tenant's zygote has compiled, the least recently used first."""
+    """The programs that each tenant's zygote was asked to compile, the least recently used first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
     """The number of functions with each tenant's program that passed their trial."""
     core_queue: CoreQueue = msgspec.field(default_factory=CoreQueue)
@@ -373,7 +371,7 @@ class State(msgspec.Struct):
     releasing: FunctionId | None = None
     """The function that drains so that its blocks can be evicted for waiting functions."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
-    """The functions on which a policy failed in this step, with the error."""
+    """The functions to take out of service in this step, with the reason."""
     holding_cores: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
     """The operations that hold cores, by their owner in the ledger."""
 

@@ -33,7 +33,7 @@ class Tenant(msgspec.Struct):
     first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """Its functions that wait for a place for their first worker, the longest waiting first."""
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Its functions that have a worker and wait for a place for one more."""
+    """Its functions that have a worker, or can be bound in one, and wait for a place for one more or for memory."""
     fork_figures: ForkFigures = msgspec.field(default_factory=ForkFigures)
     """The figures that decide whether processes are forked ahead for it."""
 

@@ -15,7 +15,7 @@ SMOOTHING = 0.2
 
 
 def separate_part_of(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
-    """Return the part of a function's bytes that the others do not all have, relative to the largest function."""
+    """Return the part of the largest function's bytes that these functions do not have in common."""
     common = sum(nbytes for address, nbytes in blocks.items() if all(address in each for each in others))
     most = max(sum(each.values()) for each in (blocks, *others))
     return 1 - common / most if most else 0.0

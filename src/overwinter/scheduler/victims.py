@@ -5,8 +5,8 @@ gets no more work. Tenants share by max-min fairness: a share is the largest of 
 their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
 other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
 within the drain timeout, and so must its start. A worker's time slice lasts as long as ten wakes, so that replacing
-workers costs a small share of the time. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any
-tenant, regardless of shares.
+workers costs a small share of the time; for another tenant it ends at the latest `drain_timeout_s` after the worker was
+ready. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,
@@ -164,7 +164,7 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
 
 
 def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
-    """Return the worker of a tenant whose time slice ends first, and when.
+    """Return the worker of a tenant whose time slice ends first, and when it may be stopped or drained.
 
     `own`: it is the tenant of the function that wants the place. Of another tenant it may also be a worker that already
     drains without a time limit, or one whose start lasts longer than the drain timeout.
@@ -245,7 +245,7 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
 
 
 def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
-    """The bytes that evicting all unused functions would free."""
+    """The bytes that evicting all unused functions except `keep` would free."""
     evicted: dict[StoreName, Counter[Address]] = {}
     for function in _unused(cycle, keep):
         evicted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())

@@ -1,6 +1,6 @@
 """Policies for batching: when waiting requests are sent to a worker, how many, and to which worker.
 
-Each policy sees the number of waiting requests, the waiting time of the first, and the workers with a free slot.
+Each policy sees the number of waiting requests, their longest waiting time, and the workers with a free slot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     count: int
     waited_s: float
-    """How long the first request has waited."""
+    """The longest waiting time among the requests that are next."""
     slo_s: float
     latency: Latency
     keeps_up: bool = True

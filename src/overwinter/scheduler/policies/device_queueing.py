@@ -122,8 +122,8 @@ Rule = Callable[[Waiting, Boundary], Rank]
 
 
 def required_requests(waiting: Waiting, last: Boundary) -> Rank:
-    """Functions with high priority first, those that need the most requests before others; then those with low
-    priority, that need the fewest first.
+    """Functions with high priority first, the largest RRC before others; then those with low priority, the smallest RRC
+    before others.
     """
     is_low = waiting.required > 0 and (waiting.required, waiting.function) > last
     count = waiting.required if is_low else -waiting.required

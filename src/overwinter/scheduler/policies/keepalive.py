@@ -15,8 +15,9 @@ GAPS_LEAST = 8
 def by_history(worker: Worker, function: Function, policy: Policy) -> float:
     """Return when an idle worker is stopped, by the history of its function.
 
-    The keep-alive begins with the last use of the function, so that all its idle workers are stopped together. It is at
-    least one period, because superfluous workers are stopped at the end of a period.
+    The keep-alive begins when the worker became idle, or with a later use of the function elsewhere, so that all its
+    idle workers are stopped at about the same time. It is at least one period, unless the longest allowed time is
+    shorter, because superfluous workers are stopped at the end of a period.
     """
     most_s = at_most_s(function, policy)
     return max(worker.since, function.used_at) + max(from_history(function.gaps, most_s), min(policy.period_s, most_s))

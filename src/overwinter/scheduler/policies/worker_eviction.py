@@ -23,7 +23,7 @@ class Idle(msgspec.Struct, frozen=True):
     clock: float
     """The highest value of an idle worker that was stopped for others."""
     uses: float
-    """The decayed count of its uses (`counted`)."""
+    """The decayed count of its family's uses (`counted`), divided by the number of the family's workers."""
     cost_s: float
     """The expected time to replace it: to fork a worker and bind its functions."""
     nbytes: int

@@ -1,8 +1,8 @@
 """The configuration that BATCH (SC'20) would choose for a function.
 
 It is chosen from the profile and the expected rate when the function has no worker, and kept while it has one: this
-corresponds to its "offline" phase. A front buffer sends a batch when it is full or after T = slo - l, where l is the
-latency of a run of b requests, so at rate R a batch holds min(b, 1 + R·T) requests. The choice minimizes the
+corresponds to the "offline" phase of BATCH. A front buffer sends a batch when it is full or after T = slo - l, where l
+is the latency of a run of b requests, so at rate R a batch holds min(b, 1 + R·T) requests. The choice minimizes the
 core-seconds per request, then the memory. BATCH decides rarely and with the peak of the recent rates (the predictor
 `peak`), so that its workers exist before the load.
 """

@@ -61,7 +61,7 @@ def solve(points: Sequence[Point], rate: float, cost: Cost, limits: Limits) -> S
 
 
 def _cheapest(points: Sequence[Point], rate: float, goal: float, cost: Cost, limits: Limits) -> Points | None:
-    """Return the cheapest numbers of workers that serve the goal (equations 1 and 4); None if there are none."""
+    """Return the cheapest workers that serve the goal (equations 1 and 4); None if there are none."""
     if goal == math.inf:
         return None
     # Cap each throughput at the whole rate: the solution is the same, and the solver's numbers have similar magnitudes.
@@ -75,7 +75,7 @@ def _solved(
     limits: Limits,
     rows: Sequence[tuple[list[float], float, float]],
 ) -> Points | None:
-    """Return the numbers of workers with the least objective within these rows and the bounds; None if infeasible."""
+    """Return the workers with the least objective within these rows and the limits; None if infeasible."""
     optimize = _optimize()
     largest = max(map(abs, objective)) or 1.0
     rows = [*rows, *_rows(points, limits)]
@@ -92,7 +92,7 @@ def _solved(
 
 
 def _rows(points: Sequence[Point], limits: Limits) -> list[tuple[list[float], float, float]]:
-    """The bounds as rows of the program, each scaled to its capacity."""
+    """The limits as rows of the integer program, each scaled to its capacity."""
     rows = [([1 / limits.workers] * len(points), 0.0, 1.0)]
     if limits.cores < math.inf:
         rows.append(([point.cores / limits.cores for point in points], 0.0, 1.0))

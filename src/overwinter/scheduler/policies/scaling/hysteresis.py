@@ -4,10 +4,11 @@ This is AsyFunc 4.1, the same for all algorithms, so that they differ only in th
 expected request rate, and R_max the sum over the workers of the rate that each can serve within the SLO:
 
     R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
-    R < beta·R_max       workers are released, one after the other, while R < beta·(R_max after) holds
+    R < beta·R_max       workers are released: in order, each after whose release R < beta·R_max still holds
     between the two      no change, except that workers that serve nothing within the SLO are released
 
-Where no worker is started or released, an algorithm may replace the existing workers by others.
+Where no worker is started, an algorithm may replace the existing workers by others. It then stops workers in place of
+the release above, or starts workers if none is released.
 
 A decision that starts a worker stops none: superfluous workers are released at the next decision, when the new ones are
 ready. So a constant demand settles soon, and newly started workers are not stopped. With R = 0 one worker stays, and
@@ -117,8 +118,8 @@ def _settled(algorithm: Algorithm, given: ScalingInput, capacities: dict[WorkerI
 def _superfluous(
     order: Sequence[CurrentWorker], capacities: dict[WorkerId, float], rate: float, beta: float
 ) -> tuple[WorkerId, ...]:
-    """Return the workers that can be released, in this order. The paper's printed loop would stop at the first; its
-    text does not.
+    """Return the workers that can be released, in this order. AsyFunc's algorithm 1 stops after the first that it
+    releases; its text does not.
     """
     stop = []
     left = dict(capacities)
