@@ -133,7 +133,9 @@ class Rig:
         """Register the functions with the node, as if their blocks lay in a host store."""
         self.registry.add(*(function.deployed for function in functions))
         known = {function.deployed.id: function for function in functions}
-        self.registry.warm_up_of = lambda id_: _warm_up(known[id_]) if known[id_].deployed.warm_ups else None
+        self.registry.preparation_of = lambda id_: (
+            _preparation(known[id_]) if known[id_].deployed.failed_preparations_left else None
+        )
 
     async def start_worker(
         self,
@@ -151,7 +153,7 @@ class Rig:
         deployed, fds = function.deployed, function.open()
         room = mapped_bytes([deployed, *(member.deployed for member in members)])
         order = ForkWorker(worker, uid_of(worker), deployed.manifest.settings.memory_mib << 20, room)
-        load, bind = deployed.load(cores, concurrency), deployed.bind(warm_up)
+        load, bind = deployed.load_message(cores, concurrency), deployed.bind_message(warm_up)
         self.processes.fork(deployed, order, load, bind, fds, self.effects.runs, ahead)
         close_all(fds)
         await until(lambda: WorkerReady(worker) in self.events or self.exits(worker))
@@ -161,7 +163,7 @@ class Rig:
     def begin_bind(self, process: WorkerProcess, function: Function) -> list[Failure | None]:
         """Tell the worker to bind a function; the returned object gets the result when it is known."""
         deployed, result = function.deployed, []
-        bind = deployed.bind()
+        bind = deployed.bind_message()
         blocks = [bind.blocks[number][0] for number in process.bindings.lacking(bind)]
         fds = [function.open_blob(address) for address in (*blocks, *deployed.assets())]
         self.processes.bind(process, deployed, fds, result.append)
@@ -223,9 +225,9 @@ class Rig:
         return torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
 
 
-def _warm_up(function: Function):
+def _preparation(function: Function):
     deployed = function.deployed
-    return deployed.load(bare=True), deployed.bind(bare=True), function.open(bare=True)
+    return deployed.load_message(bare=True), deployed.bind_message(bare=True), function.open(bare=True)
 
 
 async def until(truth: Callable[[], object], seconds: float = START_S) -> None:

@@ -54,7 +54,7 @@ def mapped() -> int:
 
 def bind(node: Bindings, family: Family, function: Function) -> bool:
     """Bind as the node and the worker do; return whether it failed."""
-    asked = function.deployed.bind()
+    asked = function.deployed.bind_message()
     handed = node.lacking(asked)
     addresses = [asked.blocks[number][0] for number in handed] + function.deployed.assets()
     results = []
@@ -79,12 +79,12 @@ def test_the_files_of_blocks_are_known_while_a_bound_function_uses_them(function
         return [fds[address] for address in addresses]
 
     def files(function) -> set[int]:
-        return {os.fstat(fds[address]).st_ino for address, _ in function.bind().blocks}
+        return {os.fstat(fds[address]).st_ino for address, _ in function.bind_message().blocks}
 
     try:
-        bind = first.bind()
+        bind = first.bind_message()
         node.begin_first(first, bind, opened(functions[0], [*dict(bind.blocks), *first.assets()]))
-        bind = second.bind()
+        bind = second.bind_message()
         lacking = [bind.blocks[number][0] for number in node.lacking(bind)]
         assert 0 < len(lacking) < len(bind.blocks)
         node.begin(second, bind, lambda failure: None, opened(functions[1], lacking))
@@ -108,7 +108,7 @@ def test_the_files_of_blocks_are_known_while_a_bound_function_uses_them(function
 def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, orders):
     before = len(os.listdir("/proc/self/fd"))
     first = functions[0]
-    load = first.deployed.load()
+    load = first.deployed.load_message()
     node = Bindings()
     family = Family(load, [first.open_blob(address) for address in first.deployed.files()[:2]], {})
     bound: set[int] = set()
@@ -134,8 +134,8 @@ def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, or
                 assert torch.equal(outcome["y"], MODULES[number](x)["y"])
         elif order == "run":
             assert family.runner(name) is None
-        held = {address for other in bound for address, _ in functions[other].deployed.bind().blocks}
-        everything = functions[number].deployed.bind()
+        held = {address for other in bound for address, _ in functions[other].deployed.bind_message().blocks}
+        everything = functions[number].deployed.bind_message()
         lacking = {everything.blocks[place][0] for place in node.lacking(everything)}
         assert lacking == {address for address, _ in everything.blocks} - held
         assert mapped() == len(held)

@@ -111,8 +111,8 @@ def test_members_answer_bit_for_bit_as_plain_pytorch_with_their_own_weights(rig,
         return blocks
 
     blocks = rig.run(scene())
-    total = len(members[0].deployed.bind().blocks)
-    of_two = {address for member in members[:2] for address, _ in member.deployed.bind().blocks}
+    total = len(members[0].deployed.bind_message().blocks)
+    of_two = {address for member in members[:2] for address, _ in member.deployed.bind_message().blocks}
     added = len(of_two) - total
     # The trunk's blocks are mapped once; each further member maps only its own blocks.
     assert blocks == [total + number * added for number in range(count)]
@@ -190,7 +190,7 @@ def test_a_member_is_unbound_while_it_and_others_run(rig):
         x[0, 0] = 1.0
         for run, member in zip(held, (first, second), strict=True):
             assert right(rig, run, member, x)
-        await until(lambda: mapped_by(worker) == len(first.deployed.bind().blocks))
+        await until(lambda: mapped_by(worker) == len(first.deployed.bind_message().blocks))
         await stopped(rig, worker)
 
     rig.run(scene())
@@ -438,7 +438,7 @@ def test_a_bind_beyond_the_workers_address_space_affects_only_its_function(rig, 
         manifest = msgspec.structs.replace(deployment.manifest, blocks=tuple(blocks))
         large = DeployedFunction(msgspec.structs.replace(deployment, manifest=manifest))
         results = []
-        fds = [os.memfd_create("large") for _ in worker.bindings.lacking(large.bind())]
+        fds = [os.memfd_create("large") for _ in worker.bindings.lacking(large.bind_message())]
         for fd in fds:
             os.ftruncate(fd, 8 << 30)
         rig.processes.bind(worker, large, fds, results.append)

@@ -581,7 +581,7 @@ def test_a_pipeline_without_one_of_its_functions_is_unavailable_and_blocks_no_de
     asyncio.run(pipelines.deploy(FORK, "tests"))
     functions.views["negate", 1].state, functions.views["negate", 1].reason = "UNAVAILABLE", "unloaded"
     view = pipelines.view("fork", None)
-    assert (view.state, view.reason) == ("UNAVAILABLE", "function 'negate' of stage 'right' is unloaded")
+    assert (view.state, view.reason) == ("UNAVAILABLE", "function 'negate' of stage 'right': unloaded")
     del functions.views["negate", 1]
     view = pipelines.view("fork", None)
     assert (view.state, view.info().inputs) == ("UNAVAILABLE", ())

@@ -118,7 +118,7 @@ def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
 
     async def scene() -> None:
         processes = SimpleNamespace(forks=SimpleNamespace(give_up=lambda _, reason: ended.append(reason)))
-        worker = WorkerProcess(1, function, function.load(), None, process_files())
+        worker = WorkerProcess(1, function, function.load_message(), None, process_files())
         function.program, function.handler_only = function, True
         async with asyncio.TaskGroup() as tasks:
             pool_calls = PoolCalls(None, None, processes, tasks, lines)

@@ -31,7 +31,7 @@ class Worker:
     """A worker that answers a run of requests by one message, and its node's part of it."""
 
     def __init__(self, function: Function, budget: Budget, count: int) -> None:
-        self.process = WorkerProcess(1, function.deployed, function.deployed.load(), None, process_files())
+        self.process = WorkerProcess(1, function.deployed, function.deployed.load_message(), None, process_files())
         self.process.answer_check = AnswerCheck([TensorSpec("y", "UINT8", ("n",))])
         self.events: list[RunEnded] = []
         loop = asyncio.get_running_loop()

@@ -552,7 +552,7 @@ def test_workers_leave_no_descriptor(rig, wide):
 
 @pytest.mark.parametrize(("cores", "concurrency", "threads"), [(1, 1, 1), (4, 1, 4), (4, 2, 2), (3, 2, 1), (1, 4, 1)])
 def test_concurrent_runs_share_the_cores(wide, cores, concurrency, threads):
-    load = wide.deployed.load(cores=cores, concurrency=concurrency)
+    load = wide.deployed.load_message(cores=cores, concurrency=concurrency)
     assert (load.threads, load.concurrency) == (threads, concurrency)
 
 
@@ -560,7 +560,7 @@ def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
     async def scene():
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         held = os.listdir("/proc/self/fd")
-        load = wide.deployed.load(concurrency=3)
+        load = wide.deployed.load_message(concurrency=3)
         failures = 0
         try:
             for limit in range(3, soft):
@@ -585,7 +585,7 @@ def test_the_buffers_of_a_process_are_closed_elsewhere(wide):
     async def scene() -> list[int]:
         closed: list[int] = []
         files = ProcessFiles(Outputs(LogLines()), SimpleNamespace(close_file=closed.append))
-        process = WorkerProcess(1, wide.deployed, wide.deployed.load(concurrency=3), None, files)
+        process = WorkerProcess(1, wide.deployed, wide.deployed.load_message(concurrency=3), None, files)
         fds = process.buffer_fds()
         process.close()
         assert closed == fds

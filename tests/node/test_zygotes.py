@@ -18,7 +18,7 @@ from overwinter.core.events import ZygoteLost
 from overwinter.core.ids import WorkerId
 from overwinter.node.answers import MESSAGE_MAX
 from overwinter.node.family_blocks import mapped_bytes
-from overwinter.node.functions import WARM_UPS_MAX
+from overwinter.node.functions import FAILED_PREPARATIONS_MAX
 from overwinter.node.zygote_process import TENANT_PENDING_MAX, ForkLimits, ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import CHECKS_PER_TIMEOUT, UNUSED_CHECKS
 from overwinter.worker.messages import Forget, ForkFailed, ForkWorker, Ping
@@ -149,8 +149,8 @@ def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
         await gone(zygote.pid)
         for process in workers:
             await check_answer(rig, process)
-        assert (slow.deployed.warm_ups, sibling.deployed.warm_ups) == (0, 0)
-        assert quick.deployed.warm_ups == WARM_UPS_MAX
+        assert (slow.deployed.failed_preparations_left, sibling.deployed.failed_preparations_left) == (0, 0)
+        assert quick.deployed.failed_preparations_left == FAILED_PREPARATIONS_MAX
         again = await prepared(rig, quick)
         for which in (slow, sibling):
             rig.effects.carry_out(Prepare(which.deployed.id))
@@ -159,12 +159,12 @@ def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
     rig.run(scene())
 
 
-def test_a_warm_up_whose_zygote_dies_is_repeated_a_few_times(rig):
+def test_a_preparation_whose_zygote_dies_is_repeated_a_few_times(rig):
     quick, slow = function("quick", "ada"), Function(Same(), {"x": torch.zeros(2, 5)}, name="slow", tenant="ada")
 
     async def scene():
         rig.deploy(quick, slow)
-        for left in range(WARM_UPS_MAX - 1, -1, -1):
+        for left in range(FAILED_PREPARATIONS_MAX - 1, -1, -1):
             zygote = await prepared(rig, quick)
             os.kill(zygote.pid, signal.SIGSTOP)
             rig.effects.carry_out(Prepare(slow.deployed.id))
@@ -172,11 +172,11 @@ def test_a_warm_up_whose_zygote_dies_is_repeated_a_few_times(rig):
             os.kill(zygote.pid, signal.SIGKILL)
             await until(lambda: ZygoteLost("ada") in rig.events)
             rig.events.clear()
-            assert slow.deployed.warm_ups == left
+            assert slow.deployed.failed_preparations_left == left
         zygote = await prepared(rig, quick)
         rig.effects.carry_out(Prepare(slow.deployed.id))
         assert "program" not in zygote.pending
-        assert quick.deployed.warm_ups == WARM_UPS_MAX
+        assert quick.deployed.failed_preparations_left == FAILED_PREPARATIONS_MAX
 
     rig.run(scene())
 
@@ -453,7 +453,9 @@ async def asked_for_a_worker(rig: Rig, code: str, victim, ends_it: bool) -> None
     which = function("evil", "eve")
     worker, fds = WorkerId(rig.number()), which.open()
     order = ForkWorker(worker, uid_of(worker), 1 << 30, mapped_bytes([which.deployed]))
-    rig.processes.fork(which.deployed, order, which.deployed.load(), which.deployed.bind(), fds, rig.effects.runs)
+    rig.processes.fork(
+        which.deployed, order, which.deployed.load_message(), which.deployed.bind_message(), fds, rig.effects.runs
+    )
     assert worker in double.zygote.workers
     for fd in fds:
         os.close(fd)

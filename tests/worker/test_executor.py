@@ -60,8 +60,8 @@ def hand_over(channel, name, model, known):
     lacking = tuple(number for number, address in enumerate(blocks) if address not in known)
     known.update(blocks)
     fds = [memory_file(packaged.contents[address]()) for address in [program, *(blocks[each] for each in lacking)]]
-    bind = structs.replace(function.bind(bare=True), handed=lacking)
-    channel.send(HandOver("ada", function.load(bare=True), bind), fds)
+    bind = structs.replace(function.bind_message(bare=True), handed=lacking)
+    channel.send(HandOver("ada", function.load_message(bare=True), bind), fds)
     close_all(fds)
 
 

@@ -50,7 +50,7 @@ class Layers(torch.nn.Module):
 def test_a_warm_up_leaves_no_holes_in_the_heap_that_is_forked():
     function = Function(Layers(), {"x": torch.zeros(2, 3, 112, 112)})
     deployed, fds = function.deployed, function.open(bare=True)
-    wanted = msgspec.msgpack.encode(Prepare(deployed.load(bare=True), deployed.bind(bare=True)))
+    wanted = msgspec.msgpack.encode(Prepare(deployed.load_message(bare=True), deployed.bind_message(bare=True)))
     for fd in fds:
         os.lseek(fd, 0, os.SEEK_SET)
     result = subprocess.run(

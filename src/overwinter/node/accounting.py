@@ -145,7 +145,7 @@ class Accounting:
     def _mappings_max(self, worker: WorkerId) -> int:
         """Return how many mappings a worker may have."""
         process = self._processes.process(worker)
-        return MAPPINGS_MAX + (0 if process is None else process.bindings.blocks)
+        return MAPPINGS_MAX + (0 if process is None else process.bindings.block_count)
 
     def _page_faults_of(self, worker: WorkerId) -> _PageFaults:
         """Count a worker's page faults, if it has computed since the last time and may copy many pages."""

@@ -53,7 +53,7 @@ class AheadProcesses:
         if tenant not in self._forker.zygotes.tenants:
             raise WorkerError(f"{tenant} has no zygote")
         try:
-            process = WorkerProcess(worker, function, function.load(bare=True), listener, self._files)
+            process = WorkerProcess(worker, function, function.load_message(bare=True), listener, self._files)
         except OSError as error:
             raise WorkerError(f"a worker could not be forked: {error}") from error
         process.is_ahead = True

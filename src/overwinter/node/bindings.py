@@ -1,4 +1,4 @@
-"""Tracks the functions that each worker was instructed to bind, and the blocks that it received for them."""
+"""Tracks the functions that each worker or executor was given, and the blocks that it received for them."""
 
 import os
 from collections import Counter
@@ -37,7 +37,7 @@ class Bindings:
         return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
 
     @property
-    def blocks(self) -> int:
+    def block_count(self) -> int:
         """The number of blocks that the worker has."""
         return len(self._users)
 

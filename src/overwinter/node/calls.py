@@ -22,7 +22,7 @@ class Payload:
     """A request's tensors, while the scheduler handles the request by its id."""
 
     def __init__(self, inputs: list[Tensor], result: asyncio.Future[Result], call: Call | None = None) -> None:
-        """`call`: the request; None: one of the node itself."""
+        """`call`: the request; None: it has no timeout, and no memory is reserved for its outputs."""
         self.inputs = inputs
         self.result = result
         self.call = call

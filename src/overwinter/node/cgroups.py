@@ -141,7 +141,7 @@ class Groups:
         fds: list[int] = []
         with suppress(OSError):
             if self._tenants_parent is not None and tenant is not None:
-                fds.append(os.open(self._group_of(tenant, self._tenants_parent), os.O_WRONLY | os.O_CLOEXEC))
+                fds.append(os.open(self._entry_file(tenant, self._tenants_parent), os.O_WRONLY | os.O_CLOEXEC))
         with suppress(OSError):
             if self.memory is not None and tenant is not None and counts_memory:
                 fds.append(self.memory.open(tenant))
@@ -151,7 +151,7 @@ class Groups:
             for fd in fds:
                 os.close(fd)
 
-    def _group_of(self, tenant: TenantId, parent: Path) -> Path:
+    def _entry_file(self, tenant: TenantId, parent: Path) -> Path:
         """Return the file by which single threads enter the tenant's group; create the group if necessary."""
         place = self._tenants.get(tenant)
         if place is None:

@@ -82,7 +82,7 @@ class ContainedProcess:
         self.lost_blocks = False
         """Whether it is killed because one of its blocks changed in memory, or was missing there."""
         self.dismissed = False
-        """Whether the node has ended it, or instructed it to end."""
+        """Whether the node has ended it or instructed it to end, or its zygote was lost."""
         self.pid: int | None = None
         self.pidfd: int | None = None
         """Refers to its process even if the pid is reused; None before it has reported its start."""

@@ -1,8 +1,8 @@
 """Copies tensors to and from buffers, and checks them, without blocking the loop.
 
-A few threads copy large tensors by system calls that release the GIL. Small tensors are copied in place, which takes
-less time than starting work in a thread. The check of many elements holds the GIL, so it takes turns with the messages
-and the checks of other tenants' workers.
+A few threads copy large tensors by system calls that release the GIL. Small tensors are copied on the event loop's
+thread, which takes less time than starting work in another. The check of many elements holds the GIL, so it takes turns
+with the messages and the checks of other tenants' workers.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ THREADS = 2
 STEP_COUNT = 4
 """A step of a check takes about as long as this many messages."""
 COPIED_BYTES_OF_ONE = 64 << 10
-"""The bytes copied in place that take about as long as one message."""
+"""The bytes copied on the event loop's thread that take about as long as one message."""
 FAULTS = (OSError, MemoryError, ValueError, TypeError)
 """What a copy may raise because of the system or of a worker."""
 

@@ -145,7 +145,7 @@ class Deploys:
         blobs = [blob.address for blob in manifest.blobs()]
         if len(blobs) > FILES_MAX:
             raise TooLargeError(
-                f"{manifest.name!r} has {len(blobs)} blobs (program, handler, assets, blocks); a worker can open "
+                f"{manifest.name!r} has {len(blobs)} blobs (program, handler, assets, blocks); at most "
                 f"{FILES_MAX}: put several weights into a block, or several assets into an archive"
             )
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())

@@ -192,8 +192,8 @@ class _Cutting:
                 )
 
     def _points(self) -> Iterator[int]:
-        """Yield the calls before which the program may be cut: between two calls with weights across which the
-        fewest bytes are alive.
+        """Yield the calls before which the program may be cut: of the places between two calls with weights, the one
+        across which the fewest bytes are alive.
         """
         step = sum(self._sizes.values()) // POINTS_MAX
         seen, since = set[Address](), 0

@@ -51,7 +51,8 @@ from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
 LOAD_THREADS = 4
-"""The threads for what a wake waits for. Deploys use others, which wait for each other and for the repository's lock.
+"""The threads for what a wake waits for. Deploys use other threads, which wait for each other and for the repository's
+lock.
 """
 
 
@@ -130,7 +131,7 @@ class NodeEffects:
                 self._calls.load_finished(action)
                 self._log_totals(action.function, action.error, action.reason)
             case Evict():
-                # For the readers of the journal; Drop removes its blocks.
+                # For the readers of the journal; Drop removes the blocks that no other function needs.
                 pass
             case Explanation():
                 self._log_stop(action)

@@ -163,7 +163,7 @@ class Executors:
             process = ExecutorProcess(action, self._processes.files)
             self._executors[action.executor] = process
             self._processes.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
-            process.memory = self._shared_devices.memory(config)
+            process.memory = self._shared_devices.create_memory(config)
             process.channel.send(*self._shared_devices.reserve_message(config, process.memory))
             self._processes.forks.request(process, order)
         except REQUEST_ERRORS as error:
@@ -221,7 +221,7 @@ class Executors:
         then: Callable[[], None],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Hand over the functions that the executor does not have, and then go on, unless the order `is_over`."""
+        """Hand over the functions that the executor lacks, and then call `then`, unless the order is over."""
         if process.over or is_over():
             return
         function = next((each for each in functions if not process.bindings.has(each.id)), None)
@@ -265,7 +265,7 @@ class Executors:
         if process.over or is_over() or process.bindings.has(function.id):
             then()
             return
-        bind = function.bind(bare=True)
+        bind = function.bind_message(bare=True)
         self._unmap(process, len(bind.blocks))
         lacking = tuple(process.bindings.lacking(bind))
         try:
@@ -284,7 +284,7 @@ class Executors:
                 # The memory of a whole program says nothing about a slice.
                 memory, sizes = {}, tuple(function.slice.sizes[block] for block, _ in bind.blocks)
             run_s = profile.run_s(cores=1, concurrency=1)
-            message = HandOver(tenant, function.load(bare=True), handed, memory, run_s, sizes)
+            message = HandOver(tenant, function.load_message(bare=True), handed, memory, run_s, sizes)
             process.bindings.add(function, bind)
             process.unconfirmed.append(function.id)
             self._processes.forks.send(process, message, fds)
@@ -297,7 +297,7 @@ class Executors:
         many more.
         """
         for function in list(process.used):
-            if process.bindings.blocks + more <= MAPPED_MAX:
+            if process.bindings.block_count + more <= MAPPED_MAX:
                 return
             self._forget(process, function)
             self._processes.forks.send(process, Unmap(function))

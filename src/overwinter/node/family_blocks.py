@@ -15,13 +15,13 @@ class FamilyBlocks:
         self.tenant = tenant
         self.memory_bytes = memory_bytes
         """The limit of the private memory of one worker, the same for all members."""
-        self.members = 0
+        self.member_count = 0
         self._nbytes = 0
         self._holders: Counter[Address] = Counter()
 
     def add(self, function: DeployedFunction) -> None:
         """Add a member."""
-        self.members += 1
+        self.member_count += 1
         for block in function.weight_blocks:
             if not self._holders[block.address]:
                 self._nbytes += block.nbytes
@@ -29,7 +29,7 @@ class FamilyBlocks:
 
     def remove(self, function: DeployedFunction) -> None:
         """Remove a member."""
-        self.members -= 1
+        self.member_count -= 1
         for block in function.weight_blocks:
             self._holders[block.address] -= 1
             if not self._holders[block.address]:

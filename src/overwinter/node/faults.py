@@ -19,7 +19,7 @@ from overwinter.node.log import Level, Log
 MACHINE = (OSError, MemoryError, MachineError)
 """The exceptions that failures of the machine raise."""
 SETTLED_S = 60.0
-"""A failure of the same work that did not occur for this long is logged when it occurs again."""
+"""A failure is logged if the same work has not failed for this long."""
 
 
 async def contain(work: Awaitable[object], failed: Callable[[Exception], None]) -> None:

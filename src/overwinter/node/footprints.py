@@ -3,9 +3,9 @@
 A worker can grow by 1 GiB per second and core. So workers are measured ten times a second, and more often while the sum
 grows towards its bound. A worker that has not computed since the last pass is not measured again, because its memory is
 unchanged. Of the others, those that computed most are measured. So a pass costs a microsecond for each worker, and more
-only for these few. The figures are the kernel's own, which any process may read: private writable pages, the pages of
-the buffers that the worker shares with the node, and page tables beyond the usual ones. A process that was forked ahead
-has a fixed claim, and is stopped when it takes far more.
+only for these few. The figures are the kernel's own, which any process may read: the pages of no file, those of the
+buffers that the worker shares with the node, and page tables beyond the usual ones. A process that was forked ahead has
+a fixed claim, and is stopped when it takes far more.
 
 Pages that a fork shares with its zygote do not count for the worker as long as neither writes to them. At the fork
 their size is that of the zygote; later it is what the full accounting (accounting.py) finds to be still shared, within
@@ -146,7 +146,7 @@ class Footprints:
 
     def _find_unattributed(self, workers: Iterable[WorkerProcess], computed: Set[TenantId]) -> None:
         """Compare what the control groups of tenants have with what their processes show. The difference changes only
-        when they compute, or when a process ends.
+        when one of a tenant's processes computes or ends.
         """
         zygotes = self._processes.zygotes
         memory = zygotes.groups.memory

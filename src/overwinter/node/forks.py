@@ -2,9 +2,9 @@
 
 Everything here runs in callbacks of the event loop and never blocks. The tenants take turns: when many processes have
 sent messages, each iteration of the event loop reads some of them. A zygote gets few requests at a time, because a
-request that was sent cannot be taken back. The others wait, and the tenants take turns. They also wait until the base
-zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote
-reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
+request that was sent cannot be taken back. The others wait, and the tenants take turns. All wait until the base zygote
+is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports
+it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
 
 import asyncio
@@ -177,7 +177,7 @@ class Forks:
         self._end_soon(zygote, process)
 
     def _end_soon(self, zygote: ZygoteProcess, process: ContainedProcess | None) -> None:
-        """Report the end of a process that has ended, unless its zygote reports it, with the cause, before LINGER_S."""
+        """Report the end of a process that has ended, unless its zygote reports it, with the cause, within LINGER_S."""
         if process is not None:
             self._loop.call_later(LINGER_S, self._end, zygote, process.forked_as, "its process ended", process)
 

@@ -36,7 +36,7 @@ MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
 BUFFERS_BYTES = 512 << 20
 """The address space for all buffers of a worker. The memory of larger tensors counts as the worker's own."""
 
-WARM_UPS_MAX = 3
+FAILED_PREPARATIONS_MAX = 3
 """The zygotes that may end, for any reason, while they compile a program; after that its workers compile it themselves.
 """
 
@@ -94,7 +94,7 @@ class DeployedFunction:
         self.blobs = msgspec.structs.replace(self.manifest, blocks=self.weight_blocks).blobs()
         self.store = StoreName(self.manifest.tenant) if self.manifest.settings.dedicated else SHARED
         self.nbytes = sum(blob.nbytes for blob in self.manifest.blobs())
-        """The bytes of all its blobs, also of those of its program."""
+        """The bytes of all blobs of its manifest; `blobs` may be only some of them."""
         self.manifest_bytes = len(encode_manifest(self.manifest))
         self.profile: Profile | None = None
         """The measured latencies and memory of its program on this machine, or of its slice; without layers."""
@@ -104,9 +104,9 @@ class DeployedFunction:
         """Whether its workers have to answer requests before they are ready."""
         self.check_publish: Callable[[], None] | None = None
         """Raises an error if it may not answer for its name after its trial; None: it may."""
-        self.warm_ups = 0 if self.handler_only else WARM_UPS_MAX
-        """How often the zygote may still try to compile the program. 0 if its workers run only its handler, after a
-        compilation timed out, or if several zygotes ended during one.
+        self.failed_preparations_left = 0 if self.handler_only else FAILED_PREPARATIONS_MAX
+        """How many zygotes may still end while they compile the program; at 0 only workers compile it. 0 if its
+        workers run only its handler, or after a compilation timed out.
         """
         total = total_bytes()
         self._memory_max_bytes = total if memory_bytes is None else min(total, memory_bytes)
@@ -282,14 +282,14 @@ class DeployedFunction:
 
     def check_messages(self) -> None:
         """Raise TooLargeError if a message to a zygote or a worker would be too large."""
-        nbytes = len(msgspec.msgpack.encode((self.load(), self.bind(warm_up=True))))
+        nbytes = len(msgspec.msgpack.encode((self.load_message(), self.bind_message(warm_up=True))))
         if nbytes > MESSAGE_BYTES_MAX:
             raise TooLargeError(
                 f"the description of weights, assets, outputs and samples of {self.manifest.name!r} for a worker takes "
                 f"{nbytes} bytes; at most {MESSAGE_BYTES_MAX}: give it fewer of them, or shorter names"
             )
 
-    def load(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:
+    def load_message(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:
         """The message that makes a worker load its family. Concurrent runs share cores. `bare`: without the handler."""
         handler = None if bare else self.manifest.handler
         return Load(
@@ -307,8 +307,8 @@ class DeployedFunction:
             calls=None if self.slice is None else self.slice.calls,
         )
 
-    def bind(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
-        """Return the message to bind the function, with all its blocks; `warm_up`: run its program as a trial."""
+    def bind_message(self, warm_up: bool = False, *, bare: bool = False) -> Bind:
+        """Return the message to bind the function, with all its blocks; `warm_up`: first run its program on zeros."""
         blocks = {block.address: block.nbytes for block in self.weight_blocks}
         numbers = {address: number for number, address in enumerate(blocks)}
         handler = None if bare else self.manifest.handler
@@ -332,17 +332,17 @@ class DeployedFunction:
         return [tensor.given() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
 
     def files(self, *, bare: bool = False) -> list[Address]:
-        """The blobs whose descriptors are sent with `load`, and then with `bind`."""
+        """The blobs whose descriptors are sent with the load message, and then with the bind message."""
         own = list(dict.fromkeys(block.address for block in self.weight_blocks))
         return [*self.load_files(bare=bare), *own, *([] if bare else self.assets())]
 
     def load_files(self, *, bare: bool = False) -> list[Address]:
-        """The blobs whose descriptors are sent with `load`: the program, and the handler's source if there is one."""
+        """The blobs whose descriptors are sent with the load message: the program, then the source of any handler."""
         handler = None if bare else self.manifest.handler
         return [self.manifest.program.address, *([] if handler is None else [handler.source.address])]
 
     def assets(self) -> list[Address]:
-        """The blobs of its handler's files, in the order of `bind`."""
+        """The addresses of its assets, in the order of the bind message."""
         handler = self.manifest.handler
         return [] if handler is None else [blob.address for blob in handler.assets.values()]
 

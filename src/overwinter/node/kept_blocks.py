@@ -112,9 +112,7 @@ def _open_files(pid: int, directory: str) -> Iterator[int]:
 
 
 def _descriptors(pid: int) -> list[str]:
-    """The descriptors of a process, which its threads share. A thread that has ended shows none, which may be the first
-    one.
-    """
+    """The descriptors of a process, which its threads share. A thread that has ended, perhaps the first, shows none."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:

@@ -6,7 +6,7 @@ from math import inf
 from overwinter.node import clock
 
 EVERY_S = 60.0
-"""The time between two lines on the same subject."""
+"""The shortest time between two lines on the same subject."""
 FORGOTTEN_S = 600.0
 """A subject without a line for this long is forgotten."""
 

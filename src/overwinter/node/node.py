@@ -77,9 +77,9 @@ class Node:
     async def profile(
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: ReportProgress
     ) -> Profile:
-        """Measure the unknown configurations of a function on this machine; `report` receives the progress. Raises
-        NotFoundError, ConflictError for an unloaded function or a program in slices, CallerError for impossible
-        configurations, WorkerError.
+        """Measure configurations of a function on this machine, known ones only if `options.again`; `report` receives
+        the progress. Raises NotFoundError, ConflictError for an unloaded function or a program in slices, CallerError
+        for impossible configurations, WorkerError.
         """
         function = self._find(name, version)
         if self._registry.view(name, version).lifecycle == "unloaded":
@@ -181,7 +181,7 @@ class Node:
         return self._pipelines.view(name, None).tenant if name in self._pipelines else self._deploys.owner(name)
 
     def view(self, name: FunctionName, version: int | None) -> DeployedView | PipelineView:
-        """Return the pipeline or function that answers for the name; raise NotFoundError."""
+        """Return a pipeline, one version of a function, or the one that answers for the name; raise NotFoundError."""
         return (self._pipelines.view if name in self._pipelines else self._registry.view)(name, version)
 
     def versions(self, name: FunctionName) -> list[int]:

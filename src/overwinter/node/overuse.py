@@ -1,11 +1,11 @@
 """Finds workers that compute more than they should.
 
 A worker may use the cores of its runs, as long as a run, or the load before the first run, takes no more than four
-times its usual time. A longer run is not yet overuse, because the worker may only wait for a core: its CPU time must
-exceed that bound too. A handler may leave threads behind, and may run forever. A worker that computes more is demoted
-permanently: it gets no more work, and its run continues on idle cores. Its CPU time outside runs is billed as run time,
-and it is stopped if it continues to compute. So is a worker that was forked ahead and computes before a function runs
-in it.
+times its usual time, or one second. A longer run is not yet overuse, because the worker may only wait for a core: its
+CPU time must exceed four times the usual too. A handler may leave threads behind, and may run forever. A worker that
+computes more is demoted permanently: it gets no more work, and its run continues on idle cores. CPU time outside runs
+is billed as run time, and a worker that continues to compute outside runs is stopped. So is a worker that was forked
+ahead and computes before a function runs in it.
 """
 
 import asyncio
@@ -98,8 +98,8 @@ class OveruseCheck:
                     await self.demote(process)
 
     def check(self, now: Seconds) -> list[WorkerProcess]:
-        """Bill the CPU time since the last check, and stop workers that do not stop computing; returns those to
-        demote.
+        """Bill the CPU time outside runs since the last check, and stop workers that use too much of it; returns those
+        to demote.
         """
         before, self._seen = self._seen, {}
         self._demoted = {
@@ -118,7 +118,7 @@ class OveruseCheck:
             cpu_time_s = clock.cpu_time_s(process.pid)
             if cpu_time_s is None:
                 continue
-            seen = self._seen[worker] = _seen(last, live, process.ready, cpu_time_s, now)
+            seen = self._seen[worker] = _observe_and_bill(last, live, process.ready, cpu_time_s, now)
             if seen.excess_s > self._bound_s:
                 self._stop(process, live, seen, now)
             elif worker in self._demoted:
@@ -154,7 +154,7 @@ class OveruseCheck:
         reason = f"its {what} takes much longer than usual"
         if seen.excess_s > DEMOTE_AFTER_S:
             reason = f"it used {seen.excess_s:.1f} s of CPU time outside its runs"
-        message = f"worker {process.worker} of {live.function} computes only when a core is free from now on: {reason}"
+        message = f"worker {process.worker} of {live.function} gets only idle cores from now on: {reason}"
         self._throttle.log(("demote", process.family.tenant), message)
         live.tally.decisions.append(DecisionRecord(now, "demote", reason))
         self._demoted[process.worker] = False
@@ -176,10 +176,10 @@ class OveruseCheck:
         self._processes.forks.give_up(process, reason)
 
 
-def _seen(
+def _observe_and_bill(
     last: Observation | None, live: LiveWorker[FunctionStatistics], ready: bool, cpu_time_s: float, now: Seconds
 ) -> Observation:
-    """The current state; CPU time outside runs is billed."""
+    """Return the current state, and bill the CPU time outside runs."""
     allowed_s = live.total_busy_s(now) * live.cores
     if last is None:
         return Observation(now, cpu_time_s, allowed_s, loading=not ready)
@@ -216,7 +216,7 @@ def _is_overlong(live: LiveWorker[FunctionStatistics], ready: bool, cpu_time_s: 
     long as well, but uses no more CPU time than usual.
     """
     begun = _begun(live) if ready else live.since
-    usual_s = OVERLONG_FACTOR * (live.tally.usual_run_s if ready else live.tally.usual_wake_s)
+    long_s = OVERLONG_FACTOR * (live.tally.usual_run_s if ready else live.tally.usual_wake_s)
     if begun is None:
         return False
-    return now - begun > max(OVERLONG_LEAST_S, usual_s) and cpu_time_s >= usual_s * live.cores
+    return now - begun > max(OVERLONG_LEAST_S, long_s) and cpu_time_s >= long_s * live.cores

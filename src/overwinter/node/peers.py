@@ -43,7 +43,7 @@ class SharedDevices:
         self._behind = [device.switch for device in config.devices]
         self._switches: dict[str, SharedFile] = {}
 
-    def memory(self, device: DeviceConfig) -> SharedFile | None:
+    def create_memory(self, device: DeviceConfig) -> SharedFile | None:
         """Create the memory of a device if another device may copy from it; otherwise return None. Raises OSError."""
         return SharedFile(shared_memory(device.memory_bytes)) if device.name in self._peers else None
 

@@ -129,7 +129,7 @@ class PipelineView:
         for name, stage in self._stored.pipeline.stages.items():
             function = self._functions.view(stage.function, stage.version)
             if function.state != "READY":
-                return f"function {stage.function!r} of stage {name!r} is {function.reason}"
+                return f"function {stage.function!r} of stage {name!r}: {function.reason}"
         return ""
 
     def info(self, whole: bool = True, /) -> PipelineInfo:

@@ -1,7 +1,7 @@
 """Runs programs on the pool for the workers that run the handlers of their functions.
 
 A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
-treats as a function of its own. This request has the tensors of the run's requests, and the latest of their timeouts.
+treats as a function of its own. This request has the tensors of the run's requests, and the latest of their deadlines.
 Its answer goes back to the worker; with `any`, the worker runs the program itself if the request is refused. A worker
 is not trusted, so it may call only programs of the run's functions, one at a time for each run.
 """
@@ -107,7 +107,7 @@ class PoolCalls:
                 asyncio.get_running_loop().call_soon(self._end_runs, function)
         return run.failures
 
-    def gone(self, process: WorkerProcess) -> None:
+    def worker_ended(self, process: WorkerProcess) -> None:
         """A worker has ended."""
         for slot in list(self._runs.get(process, {})):
             self.end(process, slot)
@@ -129,7 +129,7 @@ class PoolCalls:
         self._closing = True
         self._after_runs.clear()
         for process in list(self._runs):
-            self.gone(process)
+            self.worker_ended(process)
 
     def _end_runs(self, function: FunctionId) -> None:
         if function in self._after_runs and not self._is_running(function):

@@ -1,6 +1,6 @@
 """Chooses the program that each tenant's zygote compiles next, one at a time, among those that the scheduler ordered.
 
-A zygote does not fork while it compiles a program. The node knows which zygotes do, and lets the base zygote fork
+A zygote does not fork while it compiles a program. The node knows which zygotes compile, and lets the base zygote fork
 meanwhile. A tenant without a zygote waits until one more is allowed; until then its workers compile their programs
 themselves.
 """
@@ -73,7 +73,7 @@ class Preparing:
         while zygote is not None and zygote.can_fork and self._waiting.get(tenant):
             function = next(iter(self._waiting[tenant]))
             del self._waiting[tenant][function]
-            found = self._registry.warm_up_of(function)
+            found = self._registry.preparation_of(function)
             if found is not None:
                 load, bind, fds = found
                 self._last_compiled[tenant] = function

@@ -18,7 +18,7 @@ KIB = 1024
 def total_bytes(cgroup: Path = CGROUP) -> int:
     """Return the memory of the machine, or the limit of this container if it is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # Without a number the process has no control group, or an unlimited one.
+    # A container has this file only with control groups version 2; it has no number if there is no limit.
     return min(physical, number_in(cgroup / "memory.max") or physical)
 
 
@@ -37,7 +37,7 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
             used = int((cgroup / "memory.current").read_text()) - int(cached.get("inactive_file", 0))
             found.append(max(0, limit - used))
     except (OSError, ValueError):
-        # The process has no control group.
+        # This is no container with control groups version 2.
         pass
     return min(found, default=None)
 

@@ -172,7 +172,7 @@ class Processes:
 
     def listen(self, process: WorkerProcess) -> None:
         """Receive the messages of a worker from now on."""
-        self.forks.listen(process, partial(self._handle, process), partial(self._gone, process))
+        self.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
 
     def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], done: BindCallback) -> None:
         """Let a worker bind a further function; `done` gets the result, unless the worker ends before. `fds` are the
@@ -181,13 +181,13 @@ class Processes:
         if function.family != process.family:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")
         function.recent_output = process.recent_output
-        bind = function.bind()
+        bind = function.bind_message()
         handed = tuple(process.bindings.lacking(bind))
         process.bindings.begin(function, bind, done, fds)
         self.forks.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
-        """Let a worker unbind a function without runs in progress; raise ValueError for others."""
+        """Let a worker unbind a function without runs in progress; raise ValueError if it is not bound."""
         process.bindings.end(function)
         self.forks.send(process, Unbind(function))
 
@@ -238,7 +238,7 @@ class Processes:
                 _require(not process.ready and process.failure is None, "it was already loaded")
                 process.failure = reportable(message)
 
-    def _gone(self, process: WorkerProcess, how: str) -> None:
+    def _ended(self, process: WorkerProcess, how: str) -> None:
         """Report the end of a worker."""
         self._workers.pop(process.worker, None)
         self.ahead.remove(process)

@@ -43,8 +43,8 @@ class Quotas:
         or too much is deployed; one tenant may have half of the bytes of manifests. `functions_max` is the tenant's
         limit, if it is lower than that of the node.
 
-        The deploy calls the yielded function with its function as soon as that is in the node's registry; until then
-        its count is reserved.
+        The deploy passes its function to the yielded callback as soon as the function is in the node's registry; until
+        then the count is reserved.
         """
         most = self._config.tenant_deploys_max
         if self._deploys[tenant] >= most:

@@ -1,8 +1,8 @@
 """Keeps the last lines that the code of functions printed, bounded in number and in characters.
 
 Functions of a family have the same code in the same workers, so they share one record; each line names the worker. The
-record is dropped with the last function of the family. All records together are bounded too, because a tenant may have
-thousands of functions.
+record is dropped with the last function and worker of the family. All records together are bounded too, because a
+tenant may have thousands of functions.
 """
 
 import sys

@@ -47,7 +47,7 @@ class Registry:
         if part is not None:
             family = self._families[part.family_id]
             family.remove(part)
-            if not family.members:
+            if not family.member_count:
                 del self._families[part.family_id]
         return part
 
@@ -92,7 +92,7 @@ class Registry:
         return all(host.holds(blob.address) for blob in function.blobs)
 
     def error_text(self, function: DeployedFunction, error: Exception) -> str:
-        """Return the message of a store's error for callers, without block addresses; the log gets the full message."""
+        """Return the message of an error for callers, without block addresses; the log gets the full message."""
         whole = error.text_for_administrator() if isinstance(error, OverwinterError) else str(error)
         self._log(f"function {function.id}: {whole}", level="error", function=function.id)
         return f"function {function.id}: {without_addresses(str(error))}"
@@ -120,16 +120,16 @@ class Registry:
         memory_bytes, mapped = [each.memory_bytes for each in families], [each.mapped_bytes for each in families]
         return ForkLimits(max(ForkLimits().memory_bytes, *memory_bytes), max(ForkLimits().mapped_bytes, *mapped))
 
-    def warm_up_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
+    def preparation_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
         """Return the messages to load and bind a function in its tenant's zygote, and the descriptors; None when it is
         not to be prepared.
         """
         function = self.functions.get(id_)
-        if function is None or not function.warm_ups:
+        if function is None or not function.failed_preparations_left:
             return None
         try:
             fds = self._hosts.store(function.store).open(function.files(bare=True))
-            return function.load(bare=True), function.bind(bare=True), fds
+            return function.load_message(bare=True), function.bind_message(bare=True), fds
         except StoreError:
             # Its blocks were evicted. After a restart of the zygote, the next run of this program requests the
             # preparation again.
@@ -143,10 +143,10 @@ class Registry:
         """Report that a tenant's zygote, or with None every zygote, has lost its compiled programs. `compiling`: the
         function whose program it was compiling; with `preparation_timed_out` that took too long.
         """
-        warmed_up = None if compiling is None else self.functions.get(compiling)
-        if warmed_up is not None:
-            left = 0 if preparation_timed_out else max(0, warmed_up.warm_ups - 1)
+        failed = None if compiling is None else self.functions.get(compiling)
+        if failed is not None:
+            left = 0 if preparation_timed_out else max(0, failed.failed_preparations_left - 1)
             for function in self.functions.values():
-                if function.program_key == warmed_up.program_key:
-                    function.warm_ups = min(function.warm_ups, left)
+                if function.program_key == failed.program_key:
+                    function.failed_preparations_left = min(function.failed_preparations_left, left)
         self._post(ZygoteLost(tenant))

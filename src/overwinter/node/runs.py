@@ -1,4 +1,4 @@
-"""Sends runs of requests to workers: copies their inputs into buffers, and their outputs out of them."""
+"""Sends runs of requests to workers and executors: copies their inputs into buffers, and their outputs out of them."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ class Runs:
     def worker_exited(self, process: ContainedProcess, error: str, reason: str) -> None:
         """A worker or an executor ended."""
         if isinstance(process, WorkerProcess):
-            self._pool_calls.gone(process)
+            self._pool_calls.worker_ended(process)
         self._post(WorkerExited(process.worker, error, reason, lost_blocks=process.lost_blocks))
 
     def begin(self, action: Run) -> None:
@@ -180,7 +180,7 @@ class Runs:
         self._post(RunEnded(process.worker, answer.run, tuple(failures), *measured))
 
     def _tensors_for(self, id_: FunctionId, request: RequestId) -> list[Tensor]:
-        """Return the tensors of a request that its function takes, which may have been removed meanwhile."""
+        """Return the tensors of a request that its function takes; all if the function was removed meanwhile."""
         function, payload = self._functions.get(id_), self._payloads[request]
         if function is not None and function.begins_program:
             # A request that is run anew may still have the results of slices that ran before.

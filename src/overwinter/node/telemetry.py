@@ -77,7 +77,7 @@ class Telemetry:
         self._explaining = FairLock()
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Periodically write usage, compare bytes, and check for excess computing, until `stop` is called."""
+        """Periodically write usage, compare counts of bytes, and check for overuse, until `stop` is called."""
         accounting = self._accounting.run(self._parts.config.accounting_s, self._parts.faults)
         self._tasks += [tasks.create_task(self._flush()), tasks.create_task(accounting)]
         self._tasks.append(tasks.create_task(self._overuse.run(self._parts.faults)))

@@ -80,7 +80,7 @@ class TrafficSplits:
             self._pipelines.protect_at_once(new.name, new)
 
     def _would_answer(self, new: Manifest, known: Versions) -> bool:
-        """Whether the newest version of a function gets the requests that name none."""
+        """Whether the newest version gets the requests that name none, now or after a change in progress."""
         return not (known.shares and self._coming.get(new.name, known.shares))
 
     def restore(self) -> None:

@@ -44,7 +44,7 @@ class UnreportedProcesses:
         self._forks = forks
         self._reader = Threads(1, "unreported processes")
         self._checks: dict[TenantId, int] = {}
-        """The consecutive checks in which a tenant had unknown processes. They may replace each other."""
+        """The consecutive checks in which a tenant had unknown processes, not necessarily the same ones."""
 
     async def run(self, faults: Faults) -> None:
         """Check periodically, without end."""

@@ -63,7 +63,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     nbytes: int
     """The bytes of all its blobs."""
     missing_bytes: int
-    """The bytes of its blobs that the host store lacks."""
+    """The bytes of its blobs that no function of its tenant has in the host store."""
     created: float
     """The time of the deploy, in seconds since 1970."""
     sharing: FamilySnapshot | None = None

@@ -117,7 +117,7 @@ class WorkerActions:
                 return
 
     def check_closing(self) -> None:
-        """Called in a thread after each chunk of a block; raises StoppedError when the node stops."""
+        """Raise StoppedError when the node stops; called in a thread between two steps of slow work on blocks."""
         if self._closing:
             raise StoppedError
 
@@ -182,10 +182,10 @@ class WorkerActions:
         try:
             mapped = self._registry.mapped_bytes(function)
             order = ForkWorker(action.worker, uid_of(action.worker), function.memory_bytes, mapped)
-            load = function.load(action.cores, action.concurrency)
+            load = function.load_message(action.cores, action.concurrency)
             bind = None
             if whole:
-                bind = function.bind(action.warm_up)
+                bind = function.bind_message(action.warm_up)
                 fds += _samples(function)
             self._processes.fork(function, order, load, bind, fds, self._listener, action.ahead)
         except (WorkerError, OSError) as error:
@@ -208,7 +208,7 @@ class WorkerActions:
             return
         try:
             fds += _samples(function)
-            bind = function.bind(action.warm_up)
+            bind = function.bind_message(action.warm_up)
             sent = fds[len(function.load_files()) :]
             process.bindings.begin_first(function, bind, sent)
             self._processes.forks.send(process, bind, sent)
@@ -228,7 +228,7 @@ class WorkerActions:
         if process.over:
             # The worker's exit is about to reach the scheduler.
             return
-        message = function.bind()
+        message = function.bind_message()
         lacking = [message.blocks[index][0] for index in process.bindings.lacking(message)]
         try:
             fds = host.open([*lacking, *function.assets()])

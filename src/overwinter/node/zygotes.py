@@ -49,14 +49,14 @@ DECODE_ERRORS = (ValueError, TypeError)
 
 
 class ZygoteListener(Protocol):
-    """Receives the events of zygotes; implemented by the owner of the workers."""
+    """Receives the events of zygotes: `Processes`."""
 
     def worker_forked(self, zygote: ZygoteProcess, message: Forked, pidfd: int | None, smaps: int | None) -> None:
-        """A requested worker is running; without `pidfd` it has ended already."""
+        """A requested process is running; without `pidfd` it has ended already."""
         ...
 
     def worker_ended(self, zygote: ZygoteProcess, worker: WorkerId, status: int | None, reason: str = "") -> None:
-        """A worker ended, or could not be forked."""
+        """A process ended, or could not be forked."""
         ...
 
     def zygote_can_fork(self, zygote: ZygoteProcess) -> None:

@@ -45,7 +45,7 @@ class Layers(NamedTuple):
 
 
 class Bench:
-    """Runs one measurement at a time."""
+    """Runs measurements, each in a separate worker."""
 
     def __init__(self, processes: Processes, hosts: HostStores, quiet: Quiet, now: Callable[[], Seconds]) -> None:
         self._processes = processes

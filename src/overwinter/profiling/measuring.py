@@ -101,8 +101,8 @@ class MeasuredWorker:
         )
         begun = self._now()
         try:
-            load = function.load(configuration.cores, configuration.concurrency, bare=True, measured=True)
-            self._processes.fork(function, order, load, function.bind(bare=True), fds, self)
+            load = function.load_message(configuration.cores, configuration.concurrency, bare=True, measured=True)
+            self._processes.fork(function, order, load, function.bind_message(bare=True), fds, self)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -36,7 +36,7 @@ class _Seen(msgspec.Struct):
 
 
 class Observer(ServiceObserver):
-    """Observes runs, wakes and arrivals. It keeps a few numbers for each function, and the time of the last arrival."""
+    """Observes runs, wakes and arrivals. It keeps a count and a mean for a function's wakes and each configuration."""
 
     def __init__(
         self, profile_of: Callable[[FunctionId], Profile | None], report: Callable[[FunctionId, Correction], None]

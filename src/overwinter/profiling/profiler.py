@@ -1,8 +1,8 @@
 """Stores, measures and corrects the profiles of functions.
 
-A profile belongs to a program of a tenant, with a handler or none, on a machine: all functions with both have it, also
-one deployed after a restart. Profiles are measured in workers that the scheduler does not know, and corrected by
-observations in service.
+A profile belongs to a program of a tenant, with a handler or none, on a machine: all functions with the same program
+and handler have it, also one deployed after a restart. Profiles are measured in workers that the scheduler does not
+know, and corrected by observations in service.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from overwinter.profiling.quiet import Quiet
 from overwinter.profiling.survey import Survey
 
 AT_ONCE = 16
-"""The functions to which one iteration of the event loop passes a profile."""
+"""The functions that one iteration of the event loop checks for the key of a new profile."""
 TURN_S = 600.0
 """The longest that one measurement may take, in seconds; others wait for it."""
 
@@ -81,8 +81,9 @@ class Profiler:
         return None
 
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress) -> Profile:
-        """Measure the configurations of `options` that are unknown. Results are stored even if the rest fails or is
-        cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or TURN_S is over.
+        """Measure the configurations of `options`, known ones only if `options.again`. Results are stored even if the
+        rest fails or is cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or
+        TURN_S is over.
         """
         loop = asyncio.get_running_loop()
         if function.batch_limit is None:

@@ -1,4 +1,4 @@
-"""Deploys a `transformers` directory: the raw program, or a task with its handler.
+"""Opens a `transformers` directory for a deploy: as the raw program, or for a task with its handler.
 
 A handler is tried before it is sent. It must read requests as `transformers` does, and items of one request, which are
 padded to one length, must get the same answers as alone. Otherwise the deploy is refused, because a wrong answer is

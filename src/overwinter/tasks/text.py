@@ -71,7 +71,7 @@ def _tokenizer(request: TaskRequest) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ProgramError(f"transformers cannot read the tokenizer in {request.path}: {error}") from error
     if not tokenizer.is_fast:
-        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {request.path} has no tokenizer.json")
+        raise ProgramError(f"the tokenizer {type(tokenizer).__name__} in {request.path} does not use tokenizer.json")
     return tokenizer
 
 
