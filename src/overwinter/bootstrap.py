@@ -1,4 +1,4 @@
-"""Constructs a node, starts its parts in the order of their dependencies, and stops them in the opposite order."""
+"""Constructs a node, starts its parts in the order of their dependencies, and stops them."""
 
 import asyncio
 import fcntl
@@ -182,7 +182,9 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
-    """Return the scheduler's configuration, limited by this machine: its cores, memory, processes and tmpfs."""
+    """Return the scheduler's configuration, with this machine's figures for what is not set. The host stores get at
+    most what their tmpfs has room for.
+    """
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)
@@ -225,7 +227,7 @@ def _zygote_settings(config: NodeConfig) -> ZygoteSettings:
 
 
 def _lock(path: Path) -> int:
-    """Lock the data directory, until the process ends."""
+    """Lock the data directory; return the descriptor that holds the lock. Raises ConflictError if it is locked."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,7 +37,7 @@ ZYGOTE_ENVIRONMENT = {
     # Use huge pages for the heap: a fork copies the page tables, which then have 512 times fewer entries.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""The environment of zygotes and workers, in addition to Python's own search path."""
+"""The environment of zygotes and workers."""
 GPU_ENVIRONMENT = {
     # Where containers with GPUs have the driver's libraries.
     "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
@@ -63,7 +63,7 @@ def zygote_environment(devices: Sequence[DeviceConfig]) -> dict[str, str]:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 chooses a free one. Raises ConflictError when the address is in use."""
+    """Open a listening socket; port 0 chooses a free one. Raises ConflictError when the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,9 +78,9 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
-    """Run a node and its API until SIGTERM or SIGINT, and until the requests that are then open are answered; a second
-    signal ends that wait. `ready` is called once, when workers can be forked. If the node fails, also while it stops,
-    its error is raised.
+    """Run a node and its API until SIGTERM or SIGINT, and then for at most `drain_s` until the open requests are
+    answered; a second signal ends that wait. `ready` is called once, when workers can be forked. If the node fails,
+    also while it stops, its error is raised.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()

@@ -58,8 +58,8 @@ def test_a_tenant_is_bounded(local: Run, data: Path) -> None:
     }
     local("token", "limit", "other", "--functions", "4")
     listed = local("token", "list").output
-    assert "3 functions" in listed
-    assert "4 functions" in listed
+    assert "3 versions" in listed
+    assert "4 versions" in listed
     local("token", "limit", "acme")
     assert json.loads(local("token", "list", "--json").output)["quotas"]["acme"] == {}
 

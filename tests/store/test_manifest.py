@@ -7,7 +7,7 @@ from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
 from overwinter.core.tensor import RANK_MAX, TENSORS_MAX, TensorSpec
 from overwinter.store.manifest import (
-    SAMPLE_BYTES_MAX,
+    ALL_SAMPLES_BYTES_MAX,
     SAMPLES_MAX,
     Blob,
     Block,
@@ -148,12 +148,12 @@ def test_a_sample_that_is_no_request_is_refused(sample, said):
 
 def test_samples_are_bounded_in_count_and_bytes():
     takes = (TensorSpec("x", "UINT8", ("n",)),)
-    one, half = SampleTensor("x", "UINT8", (1,), b"1"), SAMPLE_BYTES_MAX // 2
+    one, half = SampleTensor("x", "UINT8", (1,), b"1"), ALL_SAMPLES_BYTES_MAX // 2
     most = changed(inputs=takes, samples=((one,),) * SAMPLES_MAX)
     assert decode_manifest(encode_manifest(most)) == most
     assert f"{SAMPLES_MAX + 1} samples" in refused(changed(inputs=takes, samples=((one,),) * (SAMPLES_MAX + 1)))
     large = SampleTensor("x", "UINT8", (half + 1,), bytes(half + 1))
-    assert f"{SAMPLE_BYTES_MAX + 2} bytes" in refused(changed(inputs=takes, samples=((large,), (large,))))
+    assert f"{ALL_SAMPLES_BYTES_MAX + 2} bytes" in refused(changed(inputs=takes, samples=((large,), (large,))))
 
 
 def test_tensors_are_bounded_in_rank_and_number():

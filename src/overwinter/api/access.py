@@ -49,7 +49,7 @@ class Caller(msgspec.Struct, frozen=True):
     """The tenant; None on a node without tokens, where the header names it."""
     token: Token | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
-    """The scopes of the token."""
+    """The scopes of the token; all if it has `admin`, or without a token."""
 
     def translated(self, text: str) -> str:
         """Replace the node's names in a text by those of the caller."""

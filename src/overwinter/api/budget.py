@@ -63,7 +63,7 @@ class Budget:
         self._held_by_little = 0
         """What the callers that hold little hold together."""
         self._little, self._large = _Queue(), _Queue()
-        """The reservations after which their caller holds little, and the others."""
+        """The waiting reservations after which their caller holds little, and the others."""
 
     def fits(self, caller: str, nbytes: int) -> bool:
         """Whether a caller may reserve this much more."""

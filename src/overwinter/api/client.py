@@ -191,8 +191,8 @@ class Client:
         options: ProfileOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure the configurations of `options` that are not known yet on the node's machine; by default all that the
-        settings allow. `progress` is called with the progress. Takes seconds to minutes; closing the client ends it.
+        """Measure the configurations of `options` that are not known yet on the node's machine; a list that it lacks is
+        1, 2, 4 and so on, up to the function's setting. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())

@@ -1,8 +1,8 @@
 """Counts open connections by client, and closes those that are too slow or idle for too long.
 
 At the limit, a new connection is admitted only if another one can be closed for it. The first choice is a connection
-of the client with the most, if that client has more than the new one's: the one that has been without a request the
-longest, otherwise one on which the client is sending a request or reading an answer. The second choice is a stalled
+of a client that has more than the new one's, the client with the most first: the one that has been without a request
+the longest, otherwise one on which the client is sending a request or reading an answer. The second choice is a stalled
 connection of the new one's client; an active one may have a request in transit. A connection that waits for the node's
 answer is never closed for another; `middleware.py` bounds the number of requests in progress.
 
@@ -98,7 +98,7 @@ class Connections:
             "close": limits.stall_s,
             "idle": limits.idle_timeout_s,
         }
-        """The longest time for each kind of event."""
+        """The longest time for each kind of event but `body`, which has a minimum rate."""
         self._open: dict[Connection, tuple[Waits, float]] = {}
         """For each open connection, what it waited for at the last check, and since when."""
         self._unchanged: dict[Connection, None] = {}
@@ -211,7 +211,7 @@ class Connections:
         if connection is None:
             return False
         connection.abort()
-        # `connection_lost` comes later, but it does not count from now on.
+        # `connection_lost` comes later, but the connection does not count from now on.
         self.forget(connection)
         return True
 

@@ -61,7 +61,9 @@ class Package(msgspec.Struct):
     contents: dict[Address, Callable[[], Buffer]]
 
     def upload(self, client: Client, progress: ReportBytes | None = None) -> Uploaded:
-        """Send what the node lacks and register, for the function's tenant; raise the node's error if it refuses."""
+        """Send the blobs that the node misses from the function's tenant, and register the function; raise the node's
+        error if it refuses.
+        """
         client = client.for_tenant(self.manifest.tenant)
         blobs = self.manifest.blobs()
         lacking = set(client.missing([blob.address for blob in blobs]))
@@ -276,7 +278,7 @@ def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["
 
 
 def bytes_of(weight: "torch.Tensor") -> memoryview:
-    """Return the bytes of a contiguous tensor without a copy: the tensor must outlive them."""
+    """Return the bytes of a tensor without gaps, in their order in memory, not copied: it must outlive them."""
     if not weight.nbytes:
         return memoryview(b"")
     return memoryview((ctypes.c_char * weight.nbytes).from_address(weight.data_ptr())).cast("B")

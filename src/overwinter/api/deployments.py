@@ -35,7 +35,7 @@ from overwinter.core.versions import SHARES_MAX, Shares, check_shares
 from overwinter.node import clock
 from overwinter.node.pipelines import PipelineInfo
 from overwinter.node.views import FunctionInfo
-from overwinter.store.manifest import ADDRESS_PATTERN, SAMPLE_BYTES_MAX, Manifest, decode_manifest
+from overwinter.store.manifest import ADDRESS_PATTERN, ALL_SAMPLES_BYTES_MAX, Manifest, decode_manifest
 
 JSON = "application/json"
 MSGPACK = ("application/msgpack", "application/x-msgpack")
@@ -62,7 +62,7 @@ HANDLER_BYTES_MAX = 256 << 10
 """The most bytes of the names and addresses of a handler's files: enough for more than a thousand files. With 16,000
 files, the check of their names keeps all other threads waiting for 60 ms.
 """
-SAMPLES_BYTES_MAX = 2 * SAMPLE_BYTES_MAX
+SAMPLES_BYTES_MAX = 2 * ALL_SAMPLES_BYTES_MAX
 """The most bytes of all samples as JSON, where their bytes are base64."""
 
 
@@ -166,7 +166,7 @@ class DeploymentApi:
         return json_response(MissingBlocks(tuple(await request.unless_disconnected(query))))
 
     async def put_block(self, request: Request) -> Response:
-        """Store one block: 201 when it is new to the tenant, 200 when it was there."""
+        """Store one block: 201 when it is new to the tenant, otherwise 200."""
         tenant = tenant_of(request)
         address = Address(request.path_params["address"])
         if not _is_address(address):

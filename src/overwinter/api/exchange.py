@@ -51,7 +51,9 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class Response(responses.Response):
-    """A status, headers and the complete body. The unread part of a long body still counts for the memory budget."""
+    """A status, headers and the complete body. Until the client has read a long body, its request keeps its reservation
+    of memory.
+    """
 
     def __init__(
         self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], tail: Sequence[Buffer] = ()

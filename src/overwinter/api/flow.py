@@ -29,7 +29,7 @@ class Flow(FlowControl):
 
 class AnswerTransport:
     """The transport of one answer. The head is sent together with the next bytes, because each write is a packet and
-    wakes the reader; there must be further bytes.
+    wakes the reader; if there are none, `close` sends it.
     """
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ ALWAYS = (500, BUSY)
 WITH_BODY = (400, 413, 415)
 WITH_NAME = (404,)
 WITH_CALLER = (400, UNAUTHORIZED, FORBIDDEN, RATE)
-"""If tokens are required, or the header with the tenant is invalid."""
+"""If tokens are required, the header with the tenant is invalid, or a web page may have sent the request."""
 
 ABOUT = """The Open Inference Protocol v2 under `/v2`, and Overwinter's own operations.
 

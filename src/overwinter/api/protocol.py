@@ -59,7 +59,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections = connections
         self._limits = connections.limits
         self._refusal: tuple[int, str] | None = None
-        self._refused = False
+        self._discards_input = False
         self.has_disconnected = False
         self._is_lost = False
         self._answering = 0
@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received.add(data)
         if is_first:
             count = 1 + len(data) // BYTES_OF_ONE
-            self._connections.parsing.add(self.client_key, self._parse, count, discards=self._refused)
+            self._connections.parsing.add(self.client_key, self._parse, count, discards=self._discards_input)
             if self._received:
                 self.flow.is_parsing = True
                 self.transport.pause_reading()
@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._join_chunks()
             self._frame_bytes += len(step) - self._step_body_bytes
             if self._frame_bytes > self._limits.head_bytes_max + FRAME_RATIO * self._body_bytes:
-                self._refuse(431, f"the head of the request is larger than {self._limits.head_bytes_max} bytes")
+                self._refuse(431, f"the head and the chunk sizes have more than {self._limits.head_bytes_max} bytes")
             work += max(len(step) - self._step_body_bytes, STEP_BYTES_MIN)
             if not self._in_body or work >= STEP_BYTES:
                 break
@@ -151,7 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.transport.resume_reading()
 
     def _is_unparsed(self) -> bool:
-        return bool(self._received) and not (self._refused or self.transport.is_closing())
+        return bool(self._received) and not (self._discards_input or self.transport.is_closing())
 
     def _must_hold(self) -> bool:
         """Whether a request already waits behind another. Many parsed requests would make garbage collections long."""
@@ -296,8 +296,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(408, "the request came too slowly")
 
     def shutdown(self) -> None:
-        """The server stops: refused connections are closed at once."""
-        if self._refused:
+        """The server stops: a connection that discards its input is closed at once."""
+        if self._discards_input:
             self.transport.abort()
         else:
             super().shutdown()
@@ -329,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
     async def _answer(
         self, app: ASGI3Application, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
-        """Answer a request. Until its end, a lost connection keeps its place: its client could open more and more."""
+        """Answer a request. Until its end, a lost connection counts as open, or its client could open more and more."""
         try:
             await app(scope, receive, send)
         finally:
@@ -340,7 +340,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _end(self) -> None:
         """Close after the last answer. The rest of the request is read and discarded, or the answer would be lost."""
         if self._in_body:
-            self._refused = True
+            self._discards_input = True
             # Requests behind it would run, and no one could receive their answers.
             self.pipeline.clear()
             self.transport.write_eof()
@@ -366,7 +366,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _waits_for(self) -> str:
         if self._is_lost:
             return ""
-        if self._refused or self.transport.is_closing():
+        if self._discards_input or self.transport.is_closing():
             return "close"
         if self.flow.write_paused:
             return "read"
@@ -385,9 +385,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer with the reason, unless an answer has begun, and end; later bytes are discarded."""
-        if self._refused:
+        if self._discards_input:
             return
-        self._refused = True
+        self._discards_input = True
         running = self._running
         if running is not None and running.response_started and not running.response_complete:
             self.transport.abort()

@@ -15,8 +15,8 @@ class FairSlots:
     """A fixed number of slots.
 
     A caller may take another slot while it holds fewer than are free (Choudhury and Hahne's dynamic thresholds). So a
-    single caller gets half of the slots, two get a third each, and one that comes after them gets half of what they
-    left. While only reserved slots are free, callers that do not hold few get none.
+    single caller gets half of the slots, and two get a third each. While only reserved slots are free, callers that do
+    not hold few get none.
     """
 
     def __init__(self, capacity: int) -> None:

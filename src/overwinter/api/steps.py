@@ -1,7 +1,7 @@
 """Runs long work in steps, so that it does not block the event loop.
 
-Such work is a generator that yields after each bounded step and returns its result. Short work never yields. A thread
-would not help: while it holds the GIL, the loop waits.
+Such work is a generator that yields after each bounded step and returns its result. Short work need not yield. A
+thread would not help: while it holds the GIL, the loop waits.
 """
 
 import asyncio

@@ -148,7 +148,7 @@ class TenantNode:
 
     @property
     def telemetry(self) -> Telemetry:
-        """The telemetry of the tenant's functions."""
+        """The telemetry of the tenant's functions; for an administrator, of the whole node."""
         return TenantTelemetry(self._node, self._tenant, self.names, self._node_name, self._is_admin)
 
     def live(self) -> bool:

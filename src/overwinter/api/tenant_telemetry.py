@@ -1,4 +1,4 @@
-"""One tenant's view of a node's telemetry: only data of its own functions.
+"""One tenant's view of a node's telemetry: only data of its own functions, unless it acts as the administrator.
 
 Data that depends on other tenants is left out: totals of the node, and the exclusive, billed and transferred bytes of a
 function as counted over all tenants, which would reveal that another tenant has the same weights.
@@ -71,7 +71,9 @@ class NodeTelemetry(Telemetry, Protocol):
 
 
 class TenantTelemetry:
-    """The visible data of a tenant's functions; for an administrator, of the whole node."""
+    """The visible data of a tenant's functions; for an administrator, metrics, usage, activity and devices of the whole
+    node.
+    """
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ def tenant_of(request: Request) -> TenantId:
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
     """Raise ForbiddenError unless both are the same tenant."""
     if tenant != owner:
-        raise ForbiddenError(f"{what} does not belong to tenant {tenant!r}: name its tenant in {HEADER}")
+        raise ForbiddenError(f"{what} does not belong to tenant {tenant!r}: name its tenant in the header {HEADER}")
 
 
 def check_manifest(request: Request, tenant: TenantId, what: str) -> None:

@@ -9,7 +9,8 @@
 JSON has no literal for NaN and the infinities: "NaN", "Infinity" and "-Infinity" represent them where numbers are
 expected, as in the JSON of protocol buffers. They are also accepted without quotes, as Python writes them.
 
-An input with fewer dimensions than the function expects gets leading dimensions of size 1: one row is a batch of it.
+An input with fewer dimensions than the function expects gets leading dimensions of size 1: one row becomes a batch of
+one.
 """
 
 import json

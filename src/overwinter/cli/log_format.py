@@ -17,7 +17,7 @@ from overwinter.node.log import Level
 
 LogFormat = Literal["text", "json"]
 FIELDS = ("function", "request")
-"""Optional fields of a log line: the id of a function, and the request id that the caller chose."""
+"""Optional fields of a log line: the id or name of a function, and the request id that the caller chose."""
 LEVELS: dict[Level, int] = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 _node = logging.getLogger("overwinter.node")
@@ -71,7 +71,7 @@ def logging_to_stderr(form: LogFormat) -> Iterator[None]:
 
 @contextmanager
 def _failures_logged() -> Iterator[None]:
-    """Log a failure as one line, and exit with the same code as in the text format."""
+    """Log each error that ends the node as one line, and exit with the same code as in the text format."""
     try:
         yield
     except (click.exceptions.Exit, click.Abort):

@@ -22,19 +22,19 @@ def number_list(value: str) -> tuple[int, ...]:
     "--cores",
     type=number_list,
     metavar="LIST",
-    help="Numbers of cores, for example 1,2. [default: up to the function's threads]",
+    help="Numbers of cores, for example 1,2. [default: 1,2,4 and so on, up to the function's threads]",
 )
 @click.option(
     "--batches",
     type=number_list,
     metavar="LIST",
-    help="Batch sizes, for example 1,2,4. [default: up to the function's max_batch]",
+    help="Batch sizes, for example 1,2,4. [default: 1,2,4 and so on, up to its max_batch]",
 )
 @click.option(
     "--concurrency",
     type=number_list,
     metavar="LIST",
-    help="Concurrent runs, for example 1,2. [default: up to the function's concurrency]",
+    help="Concurrent runs, for example 1,2. [default: 1,2,4 and so on, up to its concurrency]",
 )
 @click.option("--layers/--no-layers", default=True, help="Also measure each layer by itself.")
 @click.option("--again", is_flag=True, help="Measure again what is already known.")
@@ -47,8 +47,8 @@ def profile(
 ) -> None:
     """Measure memory and latency of a function over cores, batch sizes and concurrency, and of each of its layers.
 
-    Configurations that are already known are not measured again; functions of a tenant with the same program share a
-    profile. Measuring takes longer while the node serves requests.
+    Configurations that are already known are not measured again; functions of a tenant with the same program and
+    handler share a profile. Measuring takes longer while the node serves requests.
     """
     from overwinter.cli.progress import configuration_bar
 

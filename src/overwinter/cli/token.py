@@ -167,7 +167,7 @@ def _table(known: "KnownTokens") -> "Table":
 
 
 def _quota_text(quota: "Quota") -> str:
-    parts = [] if quota.functions is None else [f"{quota.functions} functions"]
+    parts = [] if quota.functions is None else [f"{quota.functions} versions"]
     parts += [] if quota.nbytes is None else [size_text(quota.nbytes)]
     parts += [] if quota.requests_per_s is None else [f"{quota.requests_per_s:g} requests/s"]
     return ", ".join(parts)

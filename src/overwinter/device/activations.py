@@ -55,7 +55,7 @@ class Activations:
         return self._with_scratch(tuple(sizes.items()))
 
     def least_bytes(self) -> int:
-        """Return the same for the smallest inputs that the program accepts."""
+        """Return this estimate for the smallest inputs that the program accepts."""
         least = ((name, low) for name, (low, _) in self._program.dimensions.items())
         return self._with_scratch(tuple(least))
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 
 class Extent(NamedTuple):
-    """The position of a block in an arena."""
+    """The position and the size of a block in an arena."""
 
     offset: int
     nbytes: int

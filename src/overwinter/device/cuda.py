@@ -29,7 +29,7 @@ class Registration:
         # Memory that the system does not register is copied all the same, only slower.
         self._content = content
         if driver.register(content.data_ptr(), content.nbytes):
-            # It runs before the attribute is cleared, so the memory is still mapped.
+            # The finalizer runs before the attribute is cleared, so the memory is still mapped.
             weakref.finalize(self, driver.unregister, content.data_ptr()).atexit = False
 
 

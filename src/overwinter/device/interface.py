@@ -75,8 +75,8 @@ class Device(Protocol):
         ...
 
     def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
-        """Give each block memory until the holder (a function) is evicted; its position may change. Return the new
-        blocks, whose bytes are to be copied, or None if they do not fit.
+        """Give each block memory until the holder (a function) is evicted; the block's position may change. Return the
+        new blocks, whose bytes are to be copied, or None if they do not fit.
 
         The memory of the new ones holds no byte of another tenant.
         """

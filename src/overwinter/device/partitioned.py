@@ -178,7 +178,7 @@ class PartitionedAllocator(Allocator):
         return [range(before + 1, after) for before, after in pairwise(taken) if after - before > 1]
 
     def _vacate(self, indices: Sequence[int], into_free: bool) -> list[Move]:
-        """Move all blocks out of these partitions; nothing changes, and no move is returned, if one has no place."""
+        """Move all blocks out of these partitions; nothing changes, and no move is returned, if one cannot be moved."""
         inside = sorted(
             set().union(*(self._inside[index] for index in indices)), key=lambda at: (-self._blocks[at], at)
         )

@@ -84,7 +84,7 @@ class ReservedDevice(Device):
 
 
 def _joined(extents: Iterable[Extent]) -> list[Extent]:
-    """Join extents between which no block fits. There are far fewer, because a function's blocks lie together."""
+    """Join extents between which no block fits: few remain, because a function's blocks lie together."""
     joined: list[Extent] = []
     for extent in sorted(extents):
         last = joined[-1] if joined else Extent(-GRANULE_BYTES, 0)

@@ -64,7 +64,7 @@ def run(
     Raises NoSpaceError if they do not fit: something must be evicted first. If a transfer fails, the function is
     evicted.
     """
-    # If this fails, nothing has to be evicted, because the device does not hold the function yet.
+    # If this fails, nothing has to be evicted, because no block was placed for the run yet.
     inputs = device.bring(inputs)
     new = device.hold(function.name, function.tenant, function.blocks)
     if new is None:

@@ -169,7 +169,7 @@ class _Comparison:
         return {name: low for name, (low, _) in self.ranges.items() if low < base[name]}
 
     def fault_at(self, sizes: Sizes) -> _Fault | None:
-        """Return the fault at these sizes; None also if both fail."""
+        """Compare at these sizes, record them if the answers agree, and return the fault; None also if both fail."""
         for kind in KINDS[KINDS.index(self._kind) :]:
             inputs = self._draws.inputs(sizes, 0, kind)
             wanted = self._model(inputs)
@@ -217,8 +217,8 @@ class _Comparison:
         return None
 
     def raise_minimum(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
-        """Let a size that is wrong at 1 begin at 2, if program and model agree at `sizes`, where it is 2; return
-        whether they do.
+        """Let a size that is wrong at 1 begin at 2, unless `sizes`, where it is 2, have a fault; return whether it
+        begins at 2.
         """
         low, high = self.ranges[name]
         if low >= LEAST_SIZE or high < LEAST_SIZE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
@@ -282,7 +282,7 @@ class _Comparison:
             return error
 
     def _model(self, inputs: Tensors, run: Callable[[Tensors], Tensors] | None = None) -> Tensors | Exception:
-        """Run the model, or a variant of it, on copies of the inputs, which it may change."""
+        """Run the model, or call `run` instead, on copies of the inputs, which it may change."""
         run = run or self._reference.run
         try:
             with torch.no_grad(), warnings.catch_warnings():

@@ -11,8 +11,8 @@ from overwinter.model.structure import SYMBOLIC_KINDS, Call, Program, Slot, slot
 
 
 def written_slot(call: Call) -> int | None:
-    """Return the slot that a call writes to, or None; raise ProgramError if the slot of a mutating call is not
-    known.
+    """Return the slot that a call writes to, or None; raise ProgramError if the first argument of a mutating call is
+    not a slot.
     """
     if call.operator not in MUTATING:
         return None

@@ -129,7 +129,7 @@ def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
         for dim in dims:
             if not isinstance(dim, int):
                 raise ProgramError(
-                    f"dynamic has {dim!r} for a dimension of input {name!r}; dimensions are numbers from 0 on, as "
+                    f"dynamic has {dim!r} for a dimension of input {name!r}; dimensions are integers, as "
                     f"{{{name!r}: {{0: 'batch'}}}}"
                 )
 
@@ -172,7 +172,7 @@ def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
 
 
 def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
-    """Return the example with dynamic sizes of 1 doubled, because an export treats a 1 as fixed."""
+    """Return the example, contiguous and with dynamic sizes of 1 doubled, because an export treats a 1 as fixed."""
     for dim in dims:
         if tensor.shape[dim] == 0:
             raise ProgramError(f"example input {name!r} has no elements along dynamic dimension {dim}")

@@ -186,7 +186,7 @@ class _Conversion:
         return len(self.weights) + len(self.inputs) + len(self.values)
 
     def add(self, node: Node) -> None:
-        """Append a call."""
+        """Append the call of a node; a `getitem` only gets the slot of its part of a result."""
         if node.target is operator.getitem:
             source, index = node.args
             assert isinstance(source, Node)

@@ -35,8 +35,8 @@ LARGEST_SIZE = 1 << 20
 SMALLEST_LIMIT = 4096
 """A limit that is set for the sake of memory is never smaller than this."""
 MEMORY_BYTES = 4 << 30
-"""The limit of the activations of a run in which the sizes without a given maximum are the largest, and all other sizes
-the example's.
+"""The limit of the activations of a run in which the sizes without a given maximum, except the batch, are the largest,
+and all others the example's.
 """
 Constraints = dict[sympy.Expr, ValueRanges[sympy.Expr]]
 
@@ -98,7 +98,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
         if not trusted:
             check_saved(path)
         exported = torch.export.load(path)
-        # Create this before the conversion changes the graph. Its guards become conditions of the program.
+        # Create the module before the conversion changes the graph. The guards become conditions of the program.
         module = exported.module(check_guards=False)
         if not trusted:
             guard_calls(module)

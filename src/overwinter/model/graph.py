@@ -80,7 +80,7 @@ def operator_name(target: object) -> str:
 
 
 def simplify(module: GraphModule) -> list[Node]:
-    """Return the calls of the graph that a program needs, in its order; the graph is changed in place."""
+    """Return the calls of the graph that a program needs, in the program's order; the graph is changed in place."""
     _replace(module)
     written = {_storage(node.args[0]) for node in _calls(module) if operator_name(node.target) in MUTATING}
     for node in _calls(module):
@@ -197,7 +197,7 @@ def _without_token(node: Node, check: str) -> None:
 
 
 def _needed(module: GraphModule) -> list[Node]:
-    """Return the calls whose results reach an output or a check, every check, and every call that writes in place."""
+    """Return the checks, the calls that write in place, and those whose results reach one of these or an output."""
     wanted: set[Node] = set()
     needed: list[Node] = []
     for node in reversed(list(module.graph.nodes)):

@@ -246,7 +246,7 @@ def _recurrent(gates: int) -> Callable[[Arguments], None]:
         fit = layers >= 1 and [tuple(part.shape) for part in parameters] == wanted
         _require(fit, f"a recurrent layer takes parameters of the shapes {wanted[:8]}")
         alike = {part.dtype for part in (values, *states, *parameters)}
-        _require(len(alike) == 1 and values.is_floating_point(), "a recurrent layer takes tensors of one real type")
+        _require(len(alike) == 1 and values.is_floating_point(), "a recurrent layer takes floats of one type")
 
     return check
 

@@ -9,7 +9,7 @@ from overwinter.model.structure import Call, Program, evaluate, slots_of
 
 
 def with_frees(calls: Sequence[Call], first_value: int, output_slots: Sequence[int]) -> tuple[Call, ...]:
-    """Return the calls with `frees` filled in: each result is freed after the last call that reads it."""
+    """Return the calls with `frees` filled in: each result that is not an output is freed after its last use."""
     last_use: dict[int, int] = {}
     for index, call in enumerate(calls):
         for slot in (*call.outputs, *slots_of(call)):

@@ -101,7 +101,7 @@ def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
 
 
 def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the results of a nested graph whose calls are inserted before `node`."""
+    """Insert the calls of a nested graph before `node`, and return the graph's results."""
     nested = module.get_submodule(str(place.target))
     assert isinstance(nested, GraphModule)
     placeholders = [inner for inner in nested.graph.nodes if inner.op == "placeholder"]

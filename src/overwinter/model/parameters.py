@@ -1,7 +1,7 @@
 """Checks the arguments of a program against the parameters of each operator.
 
 PyTorch itself accepts more than its schemas declare: a number for an element type or a layout (which makes sparse and
-quantized tensors), None for a tensor, the number in a tensor for a number. A program needs none of these. Nor does it
+quantized tensors), None for a tensor, a tensor of one element for a number. A program needs none of these. Nor does it
 need integers so large that their products exceed 64 bits: kernels multiply them without an overflow check.
 """
 
@@ -17,7 +17,7 @@ from overwinter.model.structure import SYMBOLIC_KINDS, Argument, Device, Dtype, 
 MOST = (1 << 31) - 1
 """The largest magnitude of most integer parameters."""
 MOST_OF_WINDOW = 1 << 20
-"""The largest magnitude for a window and its steps."""
+"""The largest magnitude of the size, stride, padding and dilation of a window."""
 MOST_OF_CONVOLUTION = 1 << 16
 """The largest padding and dilation of a convolution: some kernels compute positions in 32 bits."""
 MOST_OF_STRIDE = 1 << 12

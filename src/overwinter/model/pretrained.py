@@ -90,7 +90,7 @@ class PlainModel(torch.nn.Module):
         return dict(tensors[:1] if self.first_only else tensors)
 
     def takes(self) -> set[str]:
-        """Names of all arguments of the model itself."""
+        """Return the names of all arguments of the wrapped method."""
         return set(signature(getattr(self.model, self.method)).parameters)
 
 

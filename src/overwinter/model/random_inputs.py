@@ -84,7 +84,7 @@ def _whole(
 
 
 def _mask(value: int, shape: list[int], generator: torch.Generator) -> torch.Tensor:
-    """Return rows that begin with `value` and end with the other value, as in the mask of padded texts."""
+    """Return rows that begin with `value` and may end with the other value, as in the mask of padded texts."""
     if not shape:
         return torch.tensor(value)
     kept = torch.randint(1, shape[-1] + 1, [*shape[:-1], 1], generator=generator) if shape[-1] else 0

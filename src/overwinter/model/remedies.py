@@ -41,7 +41,7 @@ _OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
         "use torch.nn.functional.scaled_dot_product_attention, for a transformers model attn_implementation='sdpa'",
     ),
     (r"while_loop|scan|map|associative_scan", _LOOPS),
-    (r"(pow|round)$", "it computes with a size, which a program does with + - * / // % alone; use torch.tensor(size)"),
+    (r"(pow|round)$", "a program cannot apply it to a size; use torch.tensor(size)"),
 )
 """The remedies for operators, each by a pattern for the beginning of a name without its namespace."""
 

@@ -155,7 +155,7 @@ def _of_graph(name: str, document: Any) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every string with its position; a key has the position of its value."""
+    """Yield every string with its position, the keys that lead to it; the position of a key ends in "key"."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -192,7 +192,7 @@ def _is_data(path: Sequence[str], text: str) -> bool:
 
 
 def _is_operator(text: str) -> bool:
-    """Whether the name of a call's target is an operator; PyTorch would call any attribute so named."""
+    """Whether a call's target names an operator or a function on sizes; PyTorch would call any attribute so named."""
     found = _OPERATOR.fullmatch(text)
     if found is None:
         return _ON_SIZES.fullmatch(text) is not None

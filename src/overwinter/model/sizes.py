@@ -58,7 +58,7 @@ class Sizes:
         )
 
     def nbytes(self, tensor: torch.Tensor) -> tuple[Term, ...]:
-        """Return the bytes of the tensor's elements."""
+        """Return the bytes of the tensor's elements, as a sum of terms."""
         fixed = prod((size for size in sizes_of(tensor) if isinstance(size, int)), start=item_bytes(tensor.dtype))
         expression = sympy.Integer(fixed)
         for size in sizes_of(tensor):

@@ -1,8 +1,9 @@
 """The data types of a program.
 
 A program is a flat list of operator calls over numbered slots. The weights have the first slots, in the order in which
-the calls first use them; the inputs follow; then each result of each call, in the order of the calls. A slot is
-assigned once. `frees` of a call lists the results that are not needed after it.
+the calls of the exported program first use them (slices keep this order); the inputs follow; then each result of each
+call, in the order of the calls. A slot is assigned once. `frees` of a call lists the results that are not needed after
+it.
 """
 
 import re
@@ -183,7 +184,7 @@ def count_parts(call: Call) -> int:
 
 
 def evaluate(terms: tuple[Term, ...], dimensions: Mapping[str, int]) -> int:
-    """Return the sum of terms at these sizes, in the order of the program's dimensions: an integer, never negative."""
+    """Return the sum of terms, an integer that is never negative. `dimensions`: the sizes, in the program's order."""
     sizes = list(dimensions.values())
     total = sum(
         term.coefficient * prod(size**power for size, power in zip(sizes, term.powers, strict=True)) for term in terms

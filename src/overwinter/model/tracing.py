@@ -72,7 +72,7 @@ def _check_buffers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def as_program_error(what: str, doubt: str = "") -> Iterator[None]:
-    """Turn any exception of the model's code, or while a file is opened, into a ProgramError with the line at fault.
+    """Turn any exception that the model's code, or opening a file, raises into a ProgramError with the line at fault.
 
     `doubt` ends the message if an operator may have refused its arguments.
     """

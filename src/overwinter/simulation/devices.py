@@ -69,7 +69,7 @@ class SimulatedDevice:
         }
 
     def transfer_s(self, nbytes: int, bytes_per_s: float) -> float:
-        """Return the time of a transfer that is alone on its link: each group waits for its first byte."""
+        """Return the seconds of a transfer that is alone on its link; each group adds the link's latency."""
         groups, left = 0, nbytes
         for size in early_groups(self.config.group_bytes):
             groups += left > 0

@@ -104,13 +104,13 @@ class Handlers:
         self._runs: dict[WorkerId, list[_HandlerRun]] = {}
         self._calls: dict[RequestId, _Call] = {}
 
-    def rows(self, request: RequestId) -> int:
+    def call_size(self, request: RequestId) -> int:
         """Return the number of requests for which a call of a program was made; 1 for any other request."""
         call = self._calls.get(request)
         return 1 if call is None else len(call.requests)
 
     def observe(self, event: Event) -> None:
-        """Take note of requests that arrive or are cancelled."""
+        """Record the requests to handlers that arrive, and those that are cancelled."""
         if isinstance(event, Arrived) and event.name in self._names:
             self._waiting[event.request] = _Waiting(Seconds(self._timeline.now), event)
         elif isinstance(event, Cancelled):

@@ -41,7 +41,7 @@ class Blocks(ScenarioPart, frozen=True, kw_only=True):
 
 
 class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
-    """The own code of a function for devices. It runs in a worker, before and after the program."""
+    """The handler of a function for devices. It runs in a worker, before and after the program."""
 
     before_ms: dict[int, float]
     """The time before the call of the program by batch size; linear between and beyond the given sizes."""
@@ -101,8 +101,8 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     bind_s: float = 0.002
     """The time to bind another function of the family in a worker, on one core."""
     swap_ms: float = 0.0
-    """On a device: the time by which a run that brings blocks takes longer than its first group, and then its execution
-    or its transfer, whichever is longer.
+    """On a device: the further time of a run that brings blocks, besides that of its first group and the longer of its
+    execution and its transfer.
     """
     worker_mib: float = 20.0
     """The private memory of one worker."""

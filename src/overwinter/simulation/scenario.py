@@ -53,7 +53,9 @@ class Application(ScenarioPart, frozen=True, kw_only=True):
     stages: Annotated[dict[str, Stage], msgspec.Meta(min_length=1)]
     """The stages, as in the file of a pipeline."""
     slo_ms: float | None = None
-    """The SLO of the application. It is divided among the stages in proportion to the SLOs of their functions."""
+    """The SLO of the application. It is divided among the stages in proportion to the SLOs of their functions, or
+    equally if a function has none.
+    """
     timeout_s: float = 60.0
     workload: Workload
 

@@ -82,7 +82,8 @@ class Bursty(_Workload, frozen=True, tag="bursty"):
 class MinuteCounts(_Workload, frozen=True, tag="minute-counts"):
     """Recorded counts per minute of many functions (`.npy`), repeated, one row for each copy in turn.
 
-    Each minute is a Poisson stream at `scale` times its count. Copies that share a row begin at other minutes.
+    Each minute is a Poisson stream at `scale` times its count. The copies after the last row continue with row 0, each
+    from a random minute on.
     """
 
     path: str

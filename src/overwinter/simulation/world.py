@@ -1,7 +1,8 @@
 """Runs the node's own scheduler on a simulated machine.
 
-The world feeds events to `scheduler.Scheduler` and carries out its actions: each takes its time on the timeline and
-returns as an event. All randomness comes from the scenario's seed: equal scenarios give equal journals.
+The world feeds events to `scheduler.Scheduler` and carries out its actions: those that a node answers by an event take
+their time on the timeline, and are answered too. All randomness comes from the scenario's seed: equal scenarios give
+equal journals.
 """
 
 from collections.abc import Callable, Iterator
@@ -116,7 +117,9 @@ class World:
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
-        """Simulate until no request is open or the drain ends; call `progress` with the simulated seconds at times."""
+        """Simulate `duration_s`, and then until no request is open or the drain ends; call `progress` at times with the
+        simulated seconds.
+        """
         self._begin()
         timeline, handle = self._timeline, self._handle
         applications = {application.name for application in self._scenario.applications}
@@ -136,7 +139,7 @@ class World:
         return msgspec.structs.replace(report, applications=self._applications.figures())
 
     def _random_for(self, *names: object) -> Random:
-        """Return a separate random stream for each purpose: a further function changes nothing for the others."""
+        """Return a separate random stream for each purpose: a further function changes the arrivals of no other."""
         return Random(repr((self._scenario.seed, *names)))
 
     def _arrival_streams(self, base: Path) -> Iterator[Iterator[Arrival]]:
@@ -282,9 +285,9 @@ class World:
         functions = [self._by_id[id_] for id_ in dict.fromkeys(function_ids or (action.function,))]
         if not all(self._host.holds(each.spec, self._timeline.now) for each in functions):
             raise RuntimeError(f"run {action.run} is sent to a device, and its blocks are not in the host store")
-        rows = map(self._workers.handlers.rows, action.requests)
-        rowwise = [id_ for id_, count in zip(function_ids, rows, strict=True) for _ in range(count)]
-        seconds = self._durations.on_device_s(rowwise) if rowwise else 0.0
+        sizes = map(self._workers.handlers.call_size, action.requests)
+        repeated_ids = [id_ for id_, count in zip(function_ids, sizes, strict=True) for _ in range(count)]
+        seconds = self._durations.on_device_s(repeated_ids) if repeated_ids else 0.0
         self.executors.run(action, functions, seconds, self._faults.run_crash(), self._faults.unplaced())
 
     # Zygotes

@@ -4,8 +4,9 @@
 
 The layout has one line `dtype[size,size,...]` for each weight, in order; the offsets follow from it. Weights have no
 names here, so that the same bytes under two names are one block. The address is the BLAKE3 of the whole file including
-the layout: equal addresses mean equal tensors, not merely equal bytes. Other blobs (a program, a handler's source, an
-asset) are raw bytes with the same addressing.
+the layout: equal addresses mean equal types and shapes, not merely equal bytes. The order of a weight's dimensions in
+memory is in the program only (`Weight.order`). Other blobs (a program, a handler's source, an asset) are raw bytes with
+the same addressing.
 """
 
 import re
@@ -25,7 +26,7 @@ LENGTH_BYTES = 4
 WEIGHTS_MAX = 2 * PACK_BYTES // ALIGNMENT_BYTES
 """The most weights in one block: twice as many as fit in a pack of scalars."""
 MAX_LAYOUT_BYTES = 2 << 20
-"""The most bytes of a layout. A pack of scalars of 32 dimensions needs a little less."""
+"""The most bytes of a layout. A pack of scalars of 32 dimensions needs up to 1.2 MiB."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
 _NAMED = re.compile(r"(?:\b(?:block|blob) )?\b[0-9a-f]{64}\b")
@@ -66,8 +67,8 @@ def layout_text(plan: BlockPlan) -> bytes:
 def block_chunks(plan: BlockPlan, tensors: Sequence[Buffer]) -> Iterator[Buffer]:
     """Yield the block's file as consecutive pieces of bytes, without a copy of the tensors.
 
-    `tensors` are all of the program's weights, by the plan's weight numbers, contiguous and row-major. Raises
-    CallerError for a tensor without the bytes that its dtype and shape need.
+    `tensors` are the bytes of all of the program's weights, by the plan's weight numbers, in the order in memory that
+    the program gives, without gaps. Raises CallerError for a tensor without the bytes that its dtype and shape need.
     """
     stop = 0
     for piece in plan.pieces:

@@ -39,7 +39,7 @@ class Need(NamedTuple):
 
 
 class Collector:
-    """Removes the unneeded blocks of a repository. One collection runs at a time."""
+    """Removes the unneeded blocks of a repository. The caller runs one collection at a time."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend the connection for reading; results must be read within the block."""
+        """Yield the connection for reading; results must be read within the `with` statement."""
         with self._lock, self.errors():
             yield self._db
 

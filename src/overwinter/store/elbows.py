@@ -33,7 +33,7 @@ class Elbow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def link(self) -> tuple[str, str, float, float]:
-        """What was measured."""
+        """The measured link: the machine, the kind of device, and the configured bandwidth and latency."""
         return self.machine, self.kind, self.bytes_per_s, self.latency_s
 
 
@@ -63,7 +63,7 @@ def put_elbow(data: Path, elbow: Elbow) -> None:
 def with_measured_groups(
     devices: Sequence[DeviceConfig], elbows: Sequence[Elbow], machine: str
 ) -> tuple[DeviceConfig, ...]:
-    """Return these devices. One whose link was measured, and whose size of groups is not configured, gets the measured
+    """Return these devices. One whose link was measured, and whose size of groups is the default, gets the measured
     size.
     """
     measured = {each.link: each.group_bytes for each in elbows}

@@ -63,7 +63,7 @@ class Holdings:
         return {address for _, address, touched in self._every() if touched > time}
 
     def until(self, time: float, only: Collection[Address] | None = None) -> Iterator[tuple[TenantId, Address]]:
-        """Yield the holdings last renewed before or at `time`, by tenant and address; with `only`, those of these."""
+        """Yield tenant and address of holdings last renewed at `time` or before; with `only`, of these addresses."""
         for tenant, address, touched in self._every() if only is None else self._of(only):
             if touched <= time:
                 yield tenant, address

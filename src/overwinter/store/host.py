@@ -44,7 +44,7 @@ class Source(Protocol):
         ...
 
     def set_aside(self, address: Address) -> bool:
-        """Check a block that did not match its hash when it was read; return whether it is really damaged."""
+        """Read again a block that did not match its hash; if it is damaged or gone, set it aside and return True."""
         ...
 
 

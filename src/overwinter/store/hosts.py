@@ -1,4 +1,4 @@
-"""The host stores: the shared one, and one for each tenant with a dedicated store (Tetris, section 3.3).
+"""The host stores: the shared one, and one for each tenant with a dedicated store (section 3.3 of Tetris's paper).
 
 A dedicated store is a separate directory in that of the shared store. Its blocks are shared only among that tenant's
 functions, so that the latency of a wake does not reveal what another tenant holds.

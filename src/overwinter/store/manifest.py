@@ -34,7 +34,7 @@ ADDRESS_PATTERN = r"\A[0-9a-f]{64}\Z"
 ASSET_PATTERN = r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z"
 
 SAMPLES_MAX = 8
-SAMPLE_BYTES_MAX = 1 << 20
+ALL_SAMPLES_BYTES_MAX = 1 << 20
 """The most bytes of all samples of a function: manifests are kept in memory."""
 
 BlobAddress = Annotated[Address, Meta(pattern=ADDRESS_PATTERN)]
@@ -155,10 +155,10 @@ def decode_manifest(data: bytes) -> Manifest:
 
 def _check_samples(manifest: Manifest) -> None:
     nbytes = sum(len(tensor.data) for sample in manifest.samples for tensor in sample)
-    if len(manifest.samples) > SAMPLES_MAX or nbytes > SAMPLE_BYTES_MAX:
+    if len(manifest.samples) > SAMPLES_MAX or nbytes > ALL_SAMPLES_BYTES_MAX:
         raise CallerError(
             f"the manifest has {len(manifest.samples)} samples of {nbytes} bytes; it may have {SAMPLES_MAX} of "
-            f"{SAMPLE_BYTES_MAX} in all"
+            f"{ALL_SAMPLES_BYTES_MAX} in all"
         )
     for number, sample in enumerate(manifest.samples, 1):
         inputs = [tensor.given() for tensor in sample]

@@ -257,7 +257,7 @@ class Repository:
 
     def collect(self, now: float, grace_s: float, only: Collection[Address] | None = None) -> Collected:
         """Remove blocks that no function needs and that were not renewed for `grace_s` before `now`, and drafts and
-        damaged blocks of that age; with `only`, only these blocks. One collection runs at a time.
+        damaged blocks of that age; with `only`, only these blocks. The caller runs one collection at a time.
         """
         old = now - grace_s
         with self.reserve.released(), disk_errors("remove unneeded blocks", self._blocks):

@@ -21,7 +21,7 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     name: FunctionName
     tenant: TenantId
     state: str
-    """The state of the version that answers, or has the largest share."""
+    """The state of the default version, or of the last one while none has passed its trial."""
     family: FunctionId
     """The first of the functions with which it may share workers; itself if it shares with none."""
     members: int
@@ -71,7 +71,7 @@ class NodeActivity(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     host_bytes: int
     host_budget: int | None
-    """The size of the host store; None: unlimited, or not shown to a tenant."""
+    """The limit of all host stores together; None: unlimited, or not shown to a tenant."""
     private_bytes: int
     private_budget: int | None
     """The limit of private memory; None for a tenant."""

@@ -62,12 +62,15 @@ def _unused(name: DeviceId) -> TrackedDevice[FunctionStatistics]:
 
 def _runs(tallies: Sequence[FunctionStatistics]) -> Iterator[Metric]:
     seen = [((device, each.name), counts) for each in tallies for device, counts in list(each.by_device.items())]
-    yield counter("device_runs", "Completed runs on a device.", OWN, ((key, each.runs) for key, each in seen))
-    help_text = "Time of completed runs on a device, with the transfers for which they waited."
+    yield counter("device_runs", "Ended runs on a device.", OWN, ((key, each.runs) for key, each in seen))
+    help_text = (
+        "Time of ended runs on a device, with the transfers for which they waited; that of a shared run is divided "
+        "among the functions in proportion to their requests."
+    )
     yield counter("device_run_seconds", help_text, OWN, ((key, each.run_s) for key, each in seen))
-    help_text = "Completed runs whose blocks were all on the device."
+    help_text = "Ended runs whose blocks were all on the device."
     yield counter("device_hits", help_text, OWN, ((key, each.hits) for key, each in seen))
-    help_text = "Completed runs that brought missing bytes (swaps)."
+    help_text = "Ended runs that brought missing bytes (swaps)."
     yield counter("device_misses", help_text, OWN, ((key, each.misses) for key, each in seen))
     help_text = "Bytes that were transferred to a device for runs; not those that were transferred before a request."
     yield counter("device_moved_bytes", help_text, OWN, ((key, each.moved_bytes) for key, each in seen))

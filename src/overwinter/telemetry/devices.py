@@ -51,7 +51,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     peers: Mapping[DeviceId, float]
     """The links from other devices."""
     group_bytes: int
-    """The bytes of one transfer."""
+    """The bytes of one transfer, but for the first ones, which are smaller."""
 
 
 class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,20 +40,20 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     """The bytes of its blocks that are not there."""
     exclusive: int
-    """The bytes that no other function of its tenant holds; other tenants do not count, so that nothing of them is
-    revealed.
+    """The bytes that no other version of it or of another function of its tenant holds; other tenants do not count, so
+    that nothing of them is revealed.
     """
     shared: int
-    """The bytes that other functions of its tenant hold too."""
+    """The bytes that such versions hold too."""
     sharers: int
-    """The number of other functions of its tenant that hold some of them."""
+    """The number of such versions that hold some of them."""
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The measured performance of the function on this machine."""
 
     points: Sequence[Point]
-    """The measured configurations that its settings allow."""
+    """The measured configurations that its settings, the policy and the memory for workers allow."""
     weight_bytes: int
     macs: int
     wake_s: float | None
@@ -64,7 +64,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The completed shared runs of the function, with all its versions together."""
+    """The ended shared runs of the function, with all its versions together."""
 
     runs: int
     all_runs: int
@@ -106,7 +106,7 @@ class PoolFacts(PoolDetail, frozen=True, kw_only=True):
     """What is known of a function of the pool, and its runs since the node started, of all versions together."""
 
     runs: Mapping[DeviceId, int]
-    """The completed runs on each device."""
+    """The ended runs on each device."""
     hit_ratio: float | None
     """The share of these whose blocks were all there; None: there was none."""
     moved_bytes: int | None
@@ -143,16 +143,16 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     """asleep, waking, awake, backoff or unloaded; `on_trial` says whether it is on trial."""
     on_trial: bool
     slo_infeasible: bool
-    """Whether no configuration meets its SLO."""
+    """Whether no configuration meets the SLO of its family."""
     attainment: float | None
     """The attainment of all versions since the node started."""
     queued: int
     rate: float
-    """The requests per second of the last period."""
+    """The requests per second of its family in the last period."""
     expected_rate: float
-    """The expected requests per second of the next period."""
+    """The requests per second of its family that are expected in the next period."""
     run_s: float | None
-    """The smoothed time of its runs; None: it has not run."""
+    """The smoothed seconds of its family's runs in workers; None: there was none."""
     failures: int
     """Its consecutive failures: of loads, starts, workers and runs on devices."""
     backoff_s: float

@@ -28,10 +28,10 @@ class Hooks(Generic[T]):
         """A worker began a run."""
 
     def _run_completed(self, worker: LiveWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
-        """A run ended; None: the worker died."""
+        """A run ended; `event` is None if the worker died."""
 
     def _run_on_device_completed(self, run: DeviceRun[T], now: Seconds) -> None:
-        """A run on a device ended, or its executor died."""
+        """A run for requests ended on a device, or with its executor."""
 
     def _worker_started(self, worker: LiveWorker[T], now: Seconds) -> None:
         """A worker was started."""
@@ -64,4 +64,4 @@ class Hooks(Generic[T]):
         """A function was measured."""
 
     def _other_event(self, event: Event, now: Seconds) -> None:
-        """An event occurred that no tally counts."""
+        """An event occurred that the tracker does not handle."""

@@ -80,7 +80,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     itself if it shares with none, None if it is not deployed.
     """
     device: DeviceUsage | None = None
-    """None: it was never a function of the pool."""
+    """None: it has used nothing of the pool."""
 
 
 class Meter:

@@ -189,21 +189,21 @@ def _runs(statistics: Statistics, tallies: Sequence[FunctionStatistics]) -> Iter
     yield histogram("batch_size", "Requests in a run.", [], [((), statistics.batches)])
     running = _by_name(statistics.running(), tallies)
     yield gauge("requests_running", "Requests in workers and on devices.", ["function"], running)
-    yield counter("runs", "Completed runs.", ["function"], _named(tallies, "runs"))
-    yield counter("run_requests", "Requests in completed runs.", ["function"], _named(tallies, "run_requests"))
+    yield counter("runs", "Ended runs.", ["function"], _named(tallies, "runs"))
+    yield counter("run_requests", "Requests in ended runs.", ["function"], _named(tallies, "run_requests"))
     help_text = "Runs that several functions shared; a shared run counts once for each."
     yield counter("shared_runs", help_text, ["function"], _named(tallies, "shared_runs"))
     help_text = "Requests in shared runs, by their function."
     yield counter("shared_run_requests", help_text, ["function"], _named(tallies, "shared_run_requests"))
     yield counter(
         "run_seconds",
-        "Time of completed runs; a shared run counts in full for each function.",
+        "Time of ended runs; a shared run counts in full for each function.",
         ["function"],
         _named(tallies, "run_s"),
     )
     yield counter(
         "run_core_seconds",
-        "Core seconds of completed runs and binds; those of a shared run are divided among the functions in proportion "
+        "Core seconds of ended runs and binds; those of a shared run are divided among the functions in proportion "
         "to their requests.",
         ["function"],
         _named(tallies, "core_s"),

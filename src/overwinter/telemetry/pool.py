@@ -35,12 +35,12 @@ class DeviceRun(msgspec.Struct, Generic[T], eq=False):
     id: RunId
     begun: Seconds
     parts: tuple[DevicePart[T], ...]
-    """One for each function; the first leads."""
+    """One for each function, in the order of the requests."""
     missing_bytes: int
 
     @property
     def function(self) -> FunctionId:
-        """The function that leads."""
+        """The function of the first part."""
         return self.parts[0].spec.id
 
     @property
@@ -209,7 +209,7 @@ class TrackedPool(Generic[T]):
             own = tally.by_device.get(device.name)
             if own is None:
                 own = tally.by_device[device.name] = DeviceCounts()
-            # The first function leads: the run brings blocks for it.
+            # The transfer counts for the function of the first part.
             own.add(missing_bytes, moved_bytes, peer_bytes, seconds)
             missing_bytes = moved_bytes = peer_bytes = 0
 

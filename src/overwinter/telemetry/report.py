@@ -1,6 +1,6 @@
 """Reads a scheduler's steps, simulated or live, and computes the figures of a report.
 
-It needs only the events and actions, and the memory of one worker of each function.
+It needs only the events and actions.
 """
 
 from collections import deque

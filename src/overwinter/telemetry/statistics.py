@@ -61,9 +61,9 @@ class FunctionStatistics(Tally):
         self.background_core_s = 0.0
         """The seconds that its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
-        """When its profile was last updated."""
+        """When it was last measured, or its profile was read."""
         self.runs = self.run_requests = 0
-        """The completed runs, and its own requests in them."""
+        """The ended runs, and its own requests in them."""
         self.run_s = 0.0
         """The time of these runs."""
         self.shared_runs = self.shared_run_requests = 0
@@ -104,14 +104,14 @@ class ServiceObserver:
         """
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
-        """A worker was ready, this long after its start."""
+        """A worker was ready, this long after its start, which included no run on zeros."""
 
     def removed(self, function: FunctionId) -> None:
         """A version was removed."""
 
 
 class Statistics(Tracker[FunctionStatistics]):
-    """The counts from the scheduler's steps. Only the loop's thread changes them."""
+    """The counts from the scheduler's steps. Only the loop's thread changes them, except `removed_tallies`."""
 
     def __init__(self, observer: ServiceObserver | None = None) -> None:
         super().__init__(FunctionStatistics)
@@ -127,7 +127,7 @@ class Statistics(Tracker[FunctionStatistics]):
         """The bytes of blocks that no function holds any more."""
         self.versions: dict[FunctionId, VersionStatistics] = {}
         self.removed_tallies: list[FunctionStatistics] = []
-        """Removed functions whose usage is not written to its file yet."""
+        """Removed functions whose usage is not written to its file yet; `Meter.flush` removes them."""
         self._sizes: dict[FunctionId, Mapping[Address, int]] = {}
 
     def store(self, name: StoreName) -> SharedBlocks[FunctionId]:

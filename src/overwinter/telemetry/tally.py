@@ -8,7 +8,7 @@ from overwinter.core.ids import DeviceId, FunctionId, FunctionName, TenantId
 
 
 class DeviceCounts:
-    """The completed runs on a device: those of one function, or all."""
+    """The ended runs on a device: those of one function, or all."""
 
     def __init__(self) -> None:
         self.hits = self.misses = 0
@@ -20,7 +20,7 @@ class DeviceCounts:
 
     @property
     def runs(self) -> int:
-        """The completed runs."""
+        """The ended runs."""
         return self.hits + self.misses
 
     @property
@@ -74,7 +74,7 @@ class Tally:
         self.woken: Counter[Start] = Counter()
         """The started workers that became ready."""
         self.wake_s: dict[Start, float] = {"host": 0.0, "disk": 0.0}
-        """The seconds of all starts until the worker was ready."""
+        """The seconds of these wakes, with the loads of the blocks."""
         self.binds = 0
         """The ended binds in workers of its family, failed ones included."""
         self.bind_s = 0.0
@@ -93,7 +93,7 @@ class Tally:
         self.workers = 0
         """The current workers."""
         self.by_device: dict[DeviceId, DeviceCounts] = {}
-        """Its runs on devices."""
+        """Its runs on devices. What a shared run brings counts for the first of its functions only."""
         self.idle_device_s = 0.0
         """The time for which its versions lay in the host store and did not run, if it is a function of the pool."""
         self.device_byte_s = 0.0

@@ -1,7 +1,7 @@
 """Shared-memory buffers through which tensors pass between two processes.
 
 A buffer is a memory file that both processes map, as far as they use it. Its size is fixed, so neither process can
-truncate it under the other, and takes no memory: only pages that were written do.
+truncate it under the other. Only pages that were written take memory.
 """
 
 import errno
@@ -15,7 +15,7 @@ from overwinter.core.tensor import Buffer, TensorMeta
 
 ALIGNMENT = 64
 FILE_BYTES = 1 << 36
-"""The size of the file: enough for a run of a thousand of the largest requests."""
+"""The usual size of the file: enough for a run of a thousand of the largest requests."""
 FIRST_BYTES = 64 << 10
 """What is mapped at first."""
 KEPT_BYTES = 1 << 20
@@ -53,8 +53,8 @@ class SharedBuffer:
 
     @classmethod
     def make(cls, name: str, nbytes: int = FILE_BYTES) -> "SharedBuffer":
-        """Create a buffer of at least `nbytes`; its name appears in the maps of a process. Raises OSError without
-        descriptors.
+        """Create a buffer of at least `nbytes`; its name appears in the maps of a process. Raises OSError if no
+        descriptor or memory is left.
         """
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

@@ -1,8 +1,8 @@
 """The main loop of an executor: owns one device, and runs on it whatever function a request asks for.
 
-The executor has the program of a function, and maps its blocks from the host store, as long as the node keeps the
-function there. A run brings the blocks that the device lacks while it computes. Functions with the same program share
-it, and a block is mapped once. No handler runs here.
+The executor has the program of a function, and maps its blocks from the host store, until the node unmaps or unbinds
+the function. A run brings the blocks that the device lacks while it computes. Functions with the same program share it,
+and a block is mapped once. No handler runs here.
 """
 
 import socket
@@ -59,7 +59,7 @@ class _Program:
 
     def __init__(self, content: bytes, own: OwnDevice, run_s: Mapping[int, float]) -> None:
         """Compile it as a first run needs it. `run_s`: the seconds of a run by its number of requests. Raises
-        ProgramError if it is empty on a null device.
+        ProgramError if `run_s` is empty on a null device.
         """
         self.prepared = Prepared(content, self._run)
         if own.kind == "null":
@@ -129,9 +129,9 @@ class _SwappedFunction:
         return self._own.kind == "virtual" and self.admits(shapes)
 
     def warm_up(self, zeros: Sequence[torch.Tensor], interrupted: Callable[[], bool]) -> None:
-        """Compile the program in both forms, and run it once on zeros over the weights in the host store, so that its
-        operators prepare what they need. Does nothing on a device that is not virtual, or that has too little memory
-        for the run. Raises _InterruptedError, and the errors of operators.
+        """Compile both forms of the device's program, and run it once on zeros over the weights in the host store, so
+        that its operators prepare what they need. Does nothing on a device that is not virtual, or that has too little
+        memory for the run. Raises _InterruptedError, and the errors of operators.
         """
         program, own = self._program.on_device, self._own
         if own.kind != "virtual" or not self.admits([list(each.shape) for each in zeros]):
@@ -202,7 +202,7 @@ class Executor:
         """Each function that was handed over, or why it cannot run."""
 
     def work(self) -> None:
-        """Serve until a message to stop or until the node ends."""
+        """Serve until a message to stop comes, the node ends or the device fails."""
         self._channel.send(Ready())
         while self._handle():
             pass
@@ -346,7 +346,7 @@ def _bring_together(members: Sequence[_Member]) -> Failure | None:
 
 
 def execute(end: socket.socket, slot: Slot, config: DeviceConfig) -> None:
-    """Reserve a device and serve it; report to the node if the system refuses the memory."""
+    """Reserve a device and serve it; report to the node if it cannot be reserved."""
     channel: Channel[ToExecutor] = Channel(end, ToExecutor)  # type: ignore[arg-type]
     first, fds = channel.receive()
     assert isinstance(first, Reserve), "it is the first message"

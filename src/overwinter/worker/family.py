@@ -22,11 +22,9 @@ from overwinter.worker.trial import check_samples, check_size, generated_warning
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
 
-Outputs = tuple[torch.Tensor, ...]
-
 
 class Member:
-    """A bound function. Its runs in progress keep it after it is dropped."""
+    """A function with its mapped blocks; `runner` is None until its bind succeeds."""
 
     def __init__(self, blocks: list[MappedBlock | StoreError]) -> None:
         self.blocks = blocks
@@ -122,7 +120,7 @@ def _on_pool(pool_calls: PoolCalls, function: str, prepared: Prepared, pool_firs
     be sent.
     """
 
-    def run_on_pool(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Outputs:
+    def run_on_pool(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if pool_first and not is_sendable(inputs):
             return prepared.run(weights, inputs)
         outputs = pool_calls.run(function, prepared.program.inputs, inputs)

@@ -1,7 +1,7 @@
 """Returns unused memory of a process to the system.
 
-Memory kept by a zygote counts for each tenant, and memory kept by an idle worker for each worker, so the reserves of
-libraries are released too.
+Each tenant's zygote and each idle worker would keep unused memory of its own, so the reserves of libraries are released
+too.
 """
 
 import ctypes

@@ -17,7 +17,7 @@ from overwinter.worker import namespaces, sandbox
 
 SESSION_NICE = 9
 """Without a control group, the kernel groups the processes of a session (autogroup). This gives the session about an
-eighth of the usual weight, as the node's control group has (`node/cgroups.py`).
+eighth of the usual CPU weight, as the control group of all workers has per core (`node/cgroups.py`).
 """
 
 

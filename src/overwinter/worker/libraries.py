@@ -34,7 +34,7 @@ def import_ahead(names: Collection[str]) -> Iterator[str]:
                 yield f"{name} could not be imported in advance: {type(error).__name__}: {error}"
     generator = sys.modules.get("numpy.random")
     if generator is not None:
-        # Python reseeds its own generator in each fork. NumPy's would give every tenant the same numbers.
+        # Python reseeds its own generator in each fork. NumPy's would give every fork the same numbers.
         os.register_at_fork(after_in_child=generator.seed)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:

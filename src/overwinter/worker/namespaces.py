@@ -2,7 +2,7 @@
 
 Processes in them have no network and no System V objects. They see only each other, and of the files only a given list.
 When the first process ends, the kernel kills the others. Where the node does not run as root, a user namespace gives
-the capabilities to create the others, and these are dropped again.
+the capabilities to create the other namespaces, and these capabilities are dropped again.
 """
 
 import ctypes
@@ -108,7 +108,7 @@ def _outermost(paths: Sequence[str]) -> list[str]:
 
 
 def _bind(source: int, target: str) -> None:
-    """Mount the descriptor's directory or file at `target`."""
+    """Mount the descriptor's directory or file at `target`; a link is created again there."""
     os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
     kind = os.fstat(source).st_mode
     if stat.S_ISLNK(kind):

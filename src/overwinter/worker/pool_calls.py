@@ -48,7 +48,7 @@ class PoolCalls:
             self._thread.left_s.append(time.perf_counter() - began)
 
     def program_s(self) -> float:
-        """The mean seconds of such calls in this thread's run; 0: there were none."""
+        """The mean seconds of the calls in this thread's run that the pool left to the worker; 0: there were none."""
         return fmean(self._thread.left_s or [0.0])
 
     def run(

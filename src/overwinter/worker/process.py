@@ -1,4 +1,4 @@
-"""The main loop of a worker: loads one family, then binds and runs its functions until its channel closes.
+"""The main loop of a worker: loads one family, then binds and runs its functions until it is stopped.
 
 A worker has one thread for each concurrent run. Of those that wait, one leads: it receives messages for all. A thread
 waits for a run, or within a run for the answer of the pool. It takes what it waits for itself, so a run never changes
@@ -52,7 +52,7 @@ from overwinter.worker.runner import Prepared, Runner
 from overwinter.worker.shortage import lacks_memory
 
 Job = Callable[[], Answer | Bound | BindFailed]
-"""The work of one thread while another thread receives messages; returns the message to the node."""
+"""The work of one thread, while another thread may receive messages; returns the message to the node."""
 
 T = TypeVar("T")
 

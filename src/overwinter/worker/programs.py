@@ -70,8 +70,8 @@ class Programs(Mapping[Address, Prepared]):
 def _tensors_outside_heap() -> Iterator[None]:
     """Allocate tensors outside the heap.
 
-    In the heap they would leave small free pieces, whose pages each fork would create again, one fault each; at the end
-    of the heap a fork gets huge pages.
+    In the heap they would leave small free pieces, whose pages each fork would fault in again one by one; at the end of
+    the heap a fork gets huge pages.
     """
     _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_BYTES)
     try:

@@ -44,7 +44,7 @@ def reach_python() -> list[int]:
 
 
 def unreadable() -> list[str]:
-    """Say which of Python's packages the calling process, in its sandbox, cannot read; empty if it can read all."""
+    """Say which directory of packages the calling process, in its sandbox, cannot read; empty if it can read all."""
     for path in sys.path:
         try:
             if os.path.basename(path) in ("lib-dynload", *_PACKAGES):
@@ -57,7 +57,7 @@ def unreadable() -> list[str]:
 
 
 def _passable(path: str) -> bool:
-    """Whether every user may traverse all parents of `path`."""
+    """Whether every user may traverse `path` and all its parents."""
     parents = [path]
     while parents[-1] != "/":
         parents.append(os.path.dirname(parents[-1]))

@@ -28,11 +28,11 @@ from overwinter.worker.weights import differing_weights
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 NamedValues = dict[str, Value]
 Outcome = dict[str, Value] | Failure
-Outputs = dict[str, torch.Tensor] | Failure
+ProgramOutcome = dict[str, torch.Tensor] | Failure
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FAILURES = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
+OPERATOR_ERRORS = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
 """The exceptions that operators raise for inputs on which they cannot run."""
 ONE_REQUEST_ERRORS = {CallerError.__name__, HandlerError.__name__}
 """The errors of a batch that a single one of its requests may have caused."""
@@ -156,7 +156,8 @@ class Runner:
                 low, high = (wanted, wanted) if isinstance(wanted, int) else self.program.dimensions[wanted]
                 if not low <= size <= high:
                     bounds = str(low) if low == high else f"{low} to {high}"
-                    raise CallerError(f"input {spec.name!r} of {self.function}: {wanted} must be {bounds}, not {size}")
+                    name = wanted if isinstance(wanted, str) else "a fixed size"
+                    raise CallerError(f"input {spec.name!r} of {self.function}: {name} must be {bounds}, not {size}")
                 if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
@@ -169,7 +170,7 @@ class Runner:
         check_handler_outputs(values, self._handler_outputs)
         return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
 
-    def run(self, requests: list[list[torch.Tensor]]) -> list[Outputs]:
+    def run(self, requests: list[list[torch.Tensor]]) -> list[ProgramOutcome]:
         """Run requests that fit together. If the batch fails and one request may be the cause, run each separately, so
         that one cannot harm another.
         """
@@ -185,7 +186,7 @@ class Runner:
     def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
             outputs = self._run(self.weights, inputs)
-        except FAILURES as error:
+        except OPERATOR_ERRORS as error:
             shapes = [list(tensor.shape) for tensor in inputs]
             raise CallerError(f"{self.function} cannot run inputs of shapes {shapes}: {error}") from error
         return self.named(inputs, outputs)
@@ -219,7 +220,7 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
         for runner, request in requests:
             inputs = _attempt(runner.preprocess, request)
             ready.append(inputs if isinstance(inputs, Failure) else _Ready(runner, inputs))
-        outputs: list[Outputs] = [
+        outputs: list[ProgramOutcome] = [
             item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
         ]
         for group in _groups(ready):
@@ -232,7 +233,7 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
         ]
 
 
-def _run_group(group: list[_Ready]) -> list[Outputs]:
+def _run_group(group: list[_Ready]) -> list[ProgramOutcome]:
     """Run requests that fit together, with those of each function consecutive."""
     sections = [list(each) for _, each in groupby(group, key=lambda item: item.runner)]
     if len(sections) > 1 and all(section[0].runner.joins for section in sections):
@@ -242,7 +243,7 @@ def _run_group(group: list[_Ready]) -> list[Outputs]:
     return [outcome for section in sections for outcome in section[0].runner.run([item.inputs for item in section])]
 
 
-def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
+def _run_together(sections: list[list[_Ready]]) -> list[ProgramOutcome] | None:
     """Run the requests of several functions as one batch; None: they cannot share a run.
 
     After CallerError or HandlerError, separate runs show which request is at fault.
@@ -259,11 +260,11 @@ def _run_together(sections: list[list[_Ready]]) -> list[Outputs] | None:
         return None
     try:
         outputs_by_function = split.run(batches)
-    except FAILURES as error:
+    except OPERATOR_ERRORS as error:
         raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error
     if outputs_by_function is None:
         return None
-    outputs: list[Outputs] = []
+    outputs: list[ProgramOutcome] = []
     for runner, batch, each, given in zip(runners, batches, requests, outputs_by_function, strict=True):
         outputs += _split_by_request(runner.named(batch.inputs, given), each)
     return outputs
@@ -279,7 +280,7 @@ def _joined_shapes(batches: Sequence[FunctionBatch]) -> list[list[int]]:
     return [[rows, *tensor.shape[1:]] for tensor in batches[0].inputs]
 
 
-def _split_by_request(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[Outputs]:
+def _split_by_request(outputs: dict[str, torch.Tensor], requests: Sequence[list[torch.Tensor]]) -> list[ProgramOutcome]:
     """Return each request's rows of the outputs of a batch."""
     sizes = [inputs[0].shape[0] for inputs in requests]
     parts = {name: torch.split(value, sizes) for name, value in outputs.items()}

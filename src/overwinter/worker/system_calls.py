@@ -7,7 +7,7 @@ limits, outlive the worker, or reach other processes. Some calls are allowed wit
 from collections.abc import Mapping
 
 Numbers = tuple[int | None, int | None]
-"""The numbers of a system call on x86_64 and on aarch64; None if the system does not have it."""
+"""The numbers of a system call on x86_64 and on aarch64; None where it does not exist."""
 
 ALLOWED: Mapping[str, Numbers] = {
     # Memory; resource limits count it.

@@ -41,8 +41,8 @@ def read_requests(buffer: SharedBuffer, requests: Iterable[Sequence[TensorMeta]]
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:
     """Return a separate tensor object with the same memory, which later changes of the object `value` do not affect.
 
-    Raises HandlerError, naming it, for an object that only pretends to be a tensor (a subclass may report anything
-    about itself), or whose elements are not in this process's memory.
+    Raises HandlerError, naming it, for a subclass, which may report anything about itself, and for a tensor that is not
+    a plain one of the CPU.
     """
     if type(value) not in _PLAIN:
         raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")
