@@ -21,6 +21,7 @@ from overwinter.core.errors import (
     NoSpaceError,
     NotFoundError,
     OverloadedError,
+    TooLargeError,
     WorkerError,
 )
 from overwinter.core.function import Settings
@@ -428,6 +429,43 @@ def test_outputs_of_stages_count_for_the_callers_memory(functions, pipelines):
     asyncio.run(asked())
     assert held == [8] * len(functions.asked)
     assert len(held) > 2
+
+
+FAN = Pipeline(
+    name="fan",
+    inputs=("x",),
+    stages={
+        "wide": Stage(function="wide", inputs={f"x{number}": "input:x" for number in range(10)}),
+        "again": Stage(function="double", inputs={"x": "input:x"}),
+    },
+    outputs={"y": "wide:y", "z": "again:y"},
+)
+
+
+def test_a_stage_that_takes_one_tensor_many_times_reserves_memory_for_the_copies(functions, pipelines):
+    held, both = list[int](), asyncio.Barrier(2)
+
+    async def meet(inputs):
+        await both.wait()
+        return [floats("y", 7.0, 8.0)]
+
+    functions.add("wide", work=meet, inputs=tuple(TensorSpec(f"x{number}", "FP32", (2,)) for number in range(10)))
+    functions.add("double", work=meet)
+
+    async def asked(reserve: Callable[[int], None]) -> None:
+        await pipelines.deploy(FAN, "tests")
+        await pipelines.infer(Call("fan", None, [floats("x", 1.0, 5.0)], reserve=reserve))
+
+    asyncio.run(asked(held.append))
+    assert sorted(held) == [8, 8, 8, 72]
+
+    def refuse(nbytes: int) -> None:
+        if nbytes == 72:
+            raise TooLargeError("too many copies")
+
+    with pytest.raises(TooLargeError, match="stage 'wide' of pipeline 'fan': too many copies"):
+        asyncio.run(asked(refuse))
+    assert functions.names().count("wide") == 1
 
 
 def test_a_pipeline_whose_stages_may_not_reserve_memory_is_refused(functions, pipelines):

@@ -10,7 +10,7 @@ import torch
 from overwinter.api.budget import Budget, Reservation
 from overwinter.core.call import Call
 from overwinter.core.events import RunEnded
-from overwinter.core.tensor import BYTES, ELEMENTS_OF_STEP, TensorMeta, TensorSpec
+from overwinter.core.tensor import BYTES, ELEMENTS_OF_STEP, Tensor, TensorMeta, TensorSpec
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.calls import Payload
 from overwinter.node.copying import Copies
@@ -163,3 +163,21 @@ def test_an_impossible_answer_reserves_nothing(function: Function, copied: list[
     budget = Budget(16 * NBYTES, 0.5, 1.0)
     play(function, budget, 2, scene)
     assert (budget.held, copied) == (0, [])
+
+
+def test_a_copy_of_inputs_ends_with_its_process(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> bytes:
+        process = WorkerProcess(1, function.deployed, function.deployed.load_message(), None, process_files())
+        put = SharedBuffer.put
+
+        def ends(buffer: SharedBuffer, at: int, data: bytes) -> None:
+            put(buffer, at, data)
+            process.over = at == 64
+
+        monkeypatch.setattr(SharedBuffer, "put", ends)
+        process.copy_inputs(0, [Tensor("x", "INT8", (64,), bytes([number]) * 64) for number in (1, 2, 3)])
+        copied = bytes(process.slots[0].inputs.view[:192])
+        process.close()
+        return copied
+
+    assert asyncio.run(scene()) == bytes([1]) * 64 + bytes([2]) * 64 + bytes(64)

@@ -115,12 +115,14 @@ class ContainedProcess:
         return [buffer.fd for slot in self.slots for buffer in slot]
 
     def copy_inputs(self, slot: int, tensors: Sequence[Tensor]) -> None:
-        """Copy inputs into a slot's buffer, in order. Raises OSError when the system lacks memory."""
-        _copy_into(self.slots[slot].inputs, tensors)
+        """Copy inputs into a slot's buffer, in order, until the process is over. Raises OSError when the system lacks
+        memory.
+        """
+        _copy_into(self.slots[slot].inputs, tensors, lambda: self.over)
 
     def copy_outputs(self, slot: int, tensors: Sequence[Tensor]) -> None:
         """Copy the outputs of a program into a slot's other buffer; otherwise as `copy_inputs`."""
-        _copy_into(self.slots[slot].outputs, tensors)
+        _copy_into(self.slots[slot].outputs, tensors, lambda: self.over)
 
     def assign_slot(self, run: RunId, requests: tuple[RequestId, ...], functions: tuple[FunctionId, ...]) -> int:
         """Assign a slot to the run; the scheduler never sends more runs than there are slots."""
@@ -275,9 +277,12 @@ def new_buffer(tensors: Sequence[Tensor]) -> int:
         buffer.close()
 
 
-def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor]) -> None:
+def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor], stops: Callable[[], bool] = lambda: False) -> None:
+    """Copy tensors one after another; `stops`: whether the others are not needed any more."""
     places = offsets(tensor.meta for tensor in tensors)
     for tensor, at in zip(tensors, places, strict=False):
+        if stops():
+            return
         buffer.put(at, tensor.data)
 
 

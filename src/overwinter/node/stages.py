@@ -5,7 +5,8 @@ its function, with the remaining time of the pipeline's deadline. Tensors betwee
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import assert_never
 
 from overwinter.core.actions import WARMEST_FIRST, Start
@@ -61,6 +62,10 @@ class PipelineRun:
         self._now = now
         self._turn = turn
         self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in call.inputs}
+        self._reserved_bytes = _bytes(call.inputs)
+        """The memory that the request has reserved, by the bytes of its tensors."""
+        self._copied_bytes = 0
+        """The inputs of the stages in progress: each stage has a copy in the buffer of its worker."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._over = asyncio.Event()
         self._failed: Fail | None = None
@@ -127,9 +132,26 @@ class PipelineRun:
         # Dynamic sizes are known only now.
         check_inputs(inputs, self._functions.view(stage.function, stage.version).inputs)
         left_s = order.deadline - self._now()
-        return await self._infer(
-            Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._reserve)
-        )
+        call = Call(stage.function, stage.version, inputs, left_s, self._priority, order.due, self._reserve)
+        with self._copies(_bytes(inputs)):
+            reply = await self._infer(call)
+        self._reserved_bytes += _bytes(reply.outputs)
+        return reply
+
+    @contextmanager
+    def _copies(self, nbytes: int) -> Iterator[None]:
+        """Let a stage with inputs of so many bytes run. Stages may take the same tensor many times, so more memory is
+        reserved if the copies have more bytes than the tensors. Raises TooLargeError or OverloadedError.
+        """
+        lacking = self._copied_bytes + nbytes - self._reserved_bytes
+        if lacking > 0 and self._reserve is not None:
+            self._reserve(lacking)
+            self._reserved_bytes += lacking
+        self._copied_bytes += nbytes
+        try:
+            yield
+        finally:
+            self._copied_bytes -= nbytes
 
     def _keep(self, stage: str, outputs: Sequence[Tensor]) -> None:
         """Keep what is used of a stage's answer."""
@@ -141,6 +163,10 @@ class PipelineRun:
         if tensor is None:
             raise WorkerError(f"pipeline {self._pipeline.name!r} needs {source!r}, which its stage did not return")
         return Tensor(name, tensor.datatype, tensor.shape, tensor.data)
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    return sum(len(tensor.data) for tensor in tensors)
 
 
 def _dues(pipeline: Pipeline, functions: Registry, begun: Seconds) -> dict[str, Seconds]:
