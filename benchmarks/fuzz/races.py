@@ -79,15 +79,17 @@ class Races:
         sizes = ["small", "large"] if case == "both" else [case]
         chosen = [self._functions[size] for size in sizes]
         clients = [Client(self._attacked.port, chosen, sorted(deployed), Random(rng.random())) for _ in range(CLIENTS)]
-        with ThreadPoolExecutor(CLIENTS) as threads:
-            for running in [threads.submit(client.run) for client in clients]:
-                running.result()
-        for client in clients:
-            for reply in client.replies:
-                judged(self._attacked, reply)
-            for reply in client.answers:
-                self._check_answer(reply, deployed)
-        self._remove_all()
+        try:
+            with ThreadPoolExecutor(CLIENTS) as threads:
+                for running in [threads.submit(client.run) for client in clients]:
+                    running.result()
+            for client in clients:
+                for reply in client.replies:
+                    judged(self._attacked, reply)
+                for reply in client.answers:
+                    self._check_answer(reply, deployed)
+        finally:
+            self._remove_all()
 
     def _check_answer(self, reply: Reply | None, deployed: set[float]) -> None:
         if reply is not None and reply.status == 200 and reply.tensors not in {right(factor) for factor in deployed}:

@@ -201,7 +201,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         workers_ahead=limits.workers_ahead(memory_bytes)
         if scheduler.workers_ahead is None
         else scheduler.workers_ahead,
-        workers_max=scheduler.workers_max or most,
+        workers_max=min(scheduler.workers_max or most, most),
         runs_max=scheduler.runs_max or most,
         host_bytes=limit if scheduler.host_bytes is None else min(limit, scheduler.host_bytes),
     )

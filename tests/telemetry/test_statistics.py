@@ -189,6 +189,26 @@ def test_functions_that_share_a_run_on_a_device_pay_for_it_by_their_requests():
     assert moved == {"f": (9, 6), "g": (0, 0)}
 
 
+def test_a_call_of_a_program_that_was_removed_meanwhile_is_answered():
+    program = spec("f:program", device="any")
+    seen = read(
+        (0.0, Deployed(program, resident=True), StartExecutor(1, "virtual:0")),
+        (0.0, Arrived(1, "f:program", 1, None, caller=(90, 91))),
+        (1.0, WorkerReady(1), RunOnDevice(1, "virtual:0", 1, program.id, (1,), 9, (), None)),
+        (2.0, Removed(program.id)),
+        (3.0, RunEnded(1, 1), Reply(1, program.id, "warm")),
+    )
+    assert seen._requests == {}
+
+
+def test_a_run_without_requests_whose_executor_died_is_no_prefetch():
+    prefetch = (1.0, WorkerReady(1), RunOnDevice(1, "virtual:0", 1, "f@1", (), 9, (), None))
+    begun = [(0.0, Deployed(spec("f", device="pool"), resident=True), StartExecutor(1, "virtual:0")), prefetch]
+    ended = read(*begun, (2.0, RunEnded(1, 1, (), 9)))
+    died = read(*begun, (2.0, WorkerExited(1, "WorkerError", "signal 9")))
+    assert [each.pool.devices["virtual:0"].prefetches for each in (ended, died)] == [1, 0]
+
+
 def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():
     seen = read(
         (0.0, Deployed(spec("f"), resident=True)),

@@ -147,6 +147,8 @@ def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, ran
             raise ProgramError(f"the dynamic size {label!r} of input {name!r} must be named like a variable")
         if given is not None and ranges.setdefault(label, given) != given:
             raise ProgramError(f"dynamic size {label!r} is given two ranges, {ranges[label]} and {given}")
+        if dim % tensor.dim() in dims:
+            raise ProgramError(f"dynamic has dimension {dim % tensor.dim()} of input {name!r} twice: once is enough")
         dims[dim % tensor.dim()] = label
     return dims
 

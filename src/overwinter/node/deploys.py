@@ -187,7 +187,10 @@ class Deploys:
         """Remove one version, or all with None; its runs are completed. Raises NotFoundError, or ConflictError if a
         pipeline needs it.
         """
-        async with self._pipelines.changing.turn(self.owner(name)):
+        tenant = self.owner(name)
+        async with self._pipelines.changing.turn(tenant):
+            if self.owner(name) != tenant:
+                raise NotFoundError(f"function {name!r} was removed")
             await self._protect(name, version)
             # If its caller is cancelled, the thread continues, and the rest must follow.
             removed = await asyncio.shield(asyncio.ensure_future(self._remove(name, version)))

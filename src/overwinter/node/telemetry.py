@@ -177,8 +177,8 @@ class Telemetry:
         parts, times = self._parts, Times(clock.now(), clock.wall())
         places = _Disk(parts.repository), TenantBlocks(function, parts.published, parts.hosts)
         known = parts.published.detail(function.id, times.now)
-        if known is None:
-            raise NotFoundError(f"function {function.id!r} was removed meanwhile")
+        if known is None or function.id not in self.statistics.versions:
+            raise NotFoundError(f"function {function.id!r} is being deployed or removed")
         explained = explanation(self._sources, known, parts.processes.worker_pids(), times)
         functions = parts.published.functions_of(function.manifest.tenant)
         parts_of = [part.spec() for part in function.parts()]

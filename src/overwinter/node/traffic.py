@@ -7,7 +7,7 @@ the scheduler.
 import asyncio
 from collections.abc import Callable
 
-from overwinter.core.errors import ConflictError
+from overwinter.core.errors import ConflictError, NotFoundError
 from overwinter.core.events import Event, TrafficSet
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import HasSignature
@@ -47,8 +47,9 @@ class TrafficSplits:
         tenant = self._functions.view(name, None).tenant
         # The stored shares and those of the scheduler change in the same order.
         async with self._pipelines.changing.turn(tenant):
-            # It may have been removed since.
-            self._functions.view(name, None)
+            # It may have been removed since, and another tenant may have deployed one of this name.
+            if self._functions.view(name, None).tenant != tenant:
+                raise NotFoundError(f"function {name!r} was removed")
             views = {share.version: self._functions.view(name, share.version) for share in shares}
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))

@@ -4,6 +4,7 @@ The file is written by `overwinter elbow` and read when a node starts. It only a
 counts as empty, and the node says so.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import msgspec
 
 from overwinter.core.bounds import check_bounds
 from overwinter.core.devices import DEVICE_BOUNDS, GROUP_BYTES, DeviceConfig, DeviceKind
+from overwinter.store.disk import OPEN_FLAGS, give_to_owner
 
 FILE = "elbows.json"
 ELBOWS_MAX = 1000
@@ -56,7 +58,9 @@ def put_elbow(data: Path, elbow: Elbow) -> None:
         known = []
     data.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = data / f"{FILE}.draft"
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode([*known, elbow][-ELBOWS_MAX:])))
+    with open(os.open(draft, os.O_WRONLY | os.O_TRUNC | OPEN_FLAGS, 0o600), "wb") as file:
+        give_to_owner(file.fileno(), data)
+        file.write(msgspec.json.format(msgspec.json.encode([*known, elbow][-ELBOWS_MAX:])))
     draft.replace(data / FILE)
 
 

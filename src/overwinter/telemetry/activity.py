@@ -46,10 +46,10 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The share of the requests answered within the SLO since the node started; None: no SLO, or no request."""
     slo_ms: float | None
     host_bytes: int
-    """The bytes that its versions hold in the host store, shared ones included; what two share counts twice."""
+    """The bytes that its versions hold in the host store, shared ones included; each block counts once in a store."""
     exclusive_bytes: int | None
-    """The part of these that no other version holds, of this or another function; None for a tenant, because it would
-    reveal the blocks of other tenants.
+    """The part of these that no other function holds; None for a tenant, because it would reveal the blocks of other
+    tenants.
     """
     private_bytes: int
     """Its part of its workers' private memory, which is divided equally among the functions in a worker."""

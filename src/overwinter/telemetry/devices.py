@@ -125,6 +125,8 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
         for each in sorted(known.residents, key=lambda each: (-each.nbytes, each.function))
     ]
     executor = None if known.executor is None else statistics.pool.executors.get(known.executor)
+    # Read once: this may run in a thread, and the run may end meanwhile.
+    run = None if executor is None else executor.run
     return DeviceActivity(
         name=known.name,
         kind=known.kind,
@@ -135,7 +137,7 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
         total_bytes=known.total_bytes,
         shared_bytes=known.taken_bytes - sum(each.exclusive_bytes for each in known.residents),
         functions=functions,
-        run=None if executor is None or executor.run is None else _run(executor.run, now),
+        run=None if run is None else _run(run, now),
         failures=known.failures,
         fault=known.fault,
         backoff_s=known.backoff_s,

@@ -193,7 +193,7 @@ class TrackedPool(Generic[T]):
             return None
         moved = (0, 0) if event is None else (event.moved_bytes, event.peer_bytes)
         if not run.requests:
-            device.prefetches += 1
+            device.prefetches += event is not None
             device.counts.moved_bytes += moved[0]
             device.counts.peer_bytes += moved[1]
             return None

@@ -183,7 +183,9 @@ class Statistics(Tracker[FunctionStatistics]):
     def _reply(self, action: Reply, now: Seconds) -> None:
         caller = self._requests[action.request].caller
         super()._reply(action, now)
-        if caller is None or self.specs[action.function].settings.device != "any":
+        # A program may be removed before the answer to its last call.
+        spec = self.specs.get(action.function)
+        if caller is None or spec is None or spec.settings.device != "any":
             return
         worker = self.workers.get(caller[0])
         run = None if worker is None else worker.runs.get(caller[1])
