@@ -2,9 +2,11 @@
 
 import pytest
 
-from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, Unbind
+from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, StopWorker, Unbind
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
+from overwinter.scheduler.device_ahead import UNPREPARED_S
+from overwinter.scheduler.device_runs import INTERRUPTED_S
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
 
@@ -115,6 +117,47 @@ def test_a_preparation_that_kills_its_executor_counts_against_no_request_and_no_
     served(world, "f", "g")
     assert all(isinstance(each, Reply) for each in world.answers.values())
     assert prepared(world) == ["g@1"]
+
+
+def test_a_run_waits_for_a_second_at_most_for_a_preparation_that_does_not_end():
+    world = loaded(
+        pooled("f", 1000), pooled("g", 1000, tenant="u"), pooled("h", 1000, tenant="u"), device_isolation="none"
+    )
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    assert prepared(world) == ["h@1"]
+    [hung] = world.devices.preparing
+    request, ordered = world.arrive("f"), world.now
+    while not of(world, StopWorker):
+        world.ring()
+    assert world.now == pytest.approx(ordered + INTERRUPTED_S)
+    assert [(each.worker, each.kill) for each in of(world, StopWorker)] == [(hung, True)]
+    world.settle()
+    assert isinstance(world.answers[request], Reply)
+    # Nor is another function of this tenant prepared soon.
+    world.now += UNPREPARED_S / 2
+    world.deploy(pooled("k", 1000, tenant="u"), on_trial=True)
+    served(world, "f")
+    assert prepared(world) == ["h@1"]
+    world.now += UNPREPARED_S / 2
+    world.deploy(pooled("m", 1000, tenant="u"), on_trial=True)
+    served(world, "f")
+    assert prepared(world)[:2] == ["h@1", "m@1"]
+
+
+@pytest.mark.parametrize("preparing", [True, False])
+def test_an_executor_that_prepares_is_killed_when_another_tenant_gets_the_device(preparing):
+    world = loaded(pooled("f"), pooled("g"), pooled("h", tenant="u"))
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    [executor] = world.devices.preparing
+    if not preparing:
+        world.end_preparation()
+    world.now += 60.0
+    world.arrive("h")
+    assert [(each.worker, each.kill) for each in of(world, StopWorker)] == [(executor, preparing)]
 
 
 def test_a_policy_that_prepares_nothing():

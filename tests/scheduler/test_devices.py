@@ -381,12 +381,12 @@ def test_a_link_from_a_peer_without_bandwidth_is_refused():
         device(peers={"virtual:1": 0.0})
 
 
-@pytest.mark.parametrize(("slo_ms", "answered"), [(None, [1, 2]), (4000.0, [1])])
-def test_late_requests_are_refused_only_if_the_function_has_an_slo(slo_ms, answered):
+@pytest.mark.parametrize(("slo_ms", "due", "answered"), [(None, None, [1, 2]), (4000.0, None, [1]), (None, 4.0, [1])])
+def test_late_requests_are_refused_only_if_their_function_or_pipeline_has_an_slo(slo_ms, due, answered):
     world = World(devices=(device(),))
     world.deploy(pooled(late="refuse", slo_ms=slo_ms))
     for _ in range(2):
-        world.arrive()
+        world.arrive(due=due)
     world.settle_processes()
     world.now += 5.0
     world.settle()

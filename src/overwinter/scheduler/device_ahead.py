@@ -2,14 +2,15 @@
 
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
 prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
-a core or a place for a worker. The device stays free, because a run that is ordered ends the preparation early. A
-function whose preparation kills its executor is not prepared again. This counts as a failure neither of the device nor
-of the requests behind it.
+a core or a place for a worker. The device stays free, because a run that is ordered ends the preparation early: at the
+end of the current operator, or by a kill of the executor (`end_preparation` in device_runs.py). A function whose
+preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This counts as a
+failure neither of the device nor of the requests behind it.
 """
 
 from overwinter.core.actions import PrepareOnDevice
 from overwinter.core.events import PreparedOnDevice
-from overwinter.core.ids import OperationId
+from overwinter.core.ids import OperationId, Seconds
 from overwinter.scheduler.ahead import KEEP_S
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_runs import put_back
@@ -18,6 +19,11 @@ from overwinter.scheduler.order import has_spare_core
 from overwinter.scheduler.pool import Device, Executor, Preparation, pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
+
+PREPARATION_MAX_S = 20.0
+"""The longest preparation: no other begins meanwhile."""
+UNPREPARED_S = 60.0
+"""How long no function of a tenant is prepared after a preparation of one of them ended its executor."""
 
 
 def check(cycle: Cycle) -> None:
@@ -56,13 +62,16 @@ def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
     pooled, name, now = pool_record(function), device.config.name, cycle.now
     if pooled.preparation_failed or now < function.backoff_until or function.used_at + KEEP_S <= now:
         return False
+    if now < cycle.state.pool.unprepared_until.get(function.spec.tenant, 0.0):
+        return False
     if pooled.nbytes > device.config.memory_bytes or pooled.home not in (None, name) or name in pooled.unplaced:
         return False
     return owner_of(cycle, function) == device.owner
 
 
 def _begin(cycle: Cycle, device: Device, executor: Executor, function: Function) -> None:
-    id_, name, hangs_at = function.spec.id, device.config.name, cycle.now + cycle.config.start_timeout_s
+    id_, name = function.spec.id, device.config.name
+    hangs_at = cycle.now + min(cycle.config.start_timeout_s, PREPARATION_MAX_S)
     operation = OperationId(next(cycle.run_ids))
     executor.preparing = Preparation(function, operation, hangs_at)
     executor.handed_over[id_] = None
@@ -98,6 +107,9 @@ def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | No
     """
     pool_record(failed).preparation_failed = True
     cycle.mark(failed)
+    pool = cycle.state.pool
+    pool.unprepared_until = {tenant: until for tenant, until in pool.unprepared_until.items() if cycle.now < until}
+    pool.unprepared_until[failed.spec.tenant] = Seconds(cycle.now + UNPREPARED_S)
     if operation is None:
         return
     for part in operation.parts:

@@ -12,7 +12,7 @@ from math import inf
 from overwinter.core.ids import FunctionId, Seconds, TenantId
 from overwinter.scheduler import swaps
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.families import due_at
+from overwinter.scheduler.families import has_slo
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.device_queueing import (
     EVERYONE,
@@ -87,24 +87,19 @@ def _in_time_first(cycle: Cycle, function: Function, beside: Mapping[Device, int
     requests, run_s = cycle.state.requests, swaps.run_s(cycle, function, 1)
     swap_wait_s = swaps.least_swap_wait_s(cycle, function, beside, run_s)
     soonest, first = cycle.now + swap_wait_s + run_s, requests[function.queue[0]]
-    has_slo = _has_slo(function, first)
-    if has_slo and first.due < soonest:
+    with_slo = has_slo(function, first)
+    if with_slo and first.due < soonest:
         order_late(function.queue, requests, soonest, late_first=False)
-    return _waiting(cycle, function, has_slo, swap_wait_s, soonest)
+    return _waiting(cycle, function, with_slo, swap_wait_s, soonest)
 
 
 def _waiting(
-    cycle: Cycle, function: Function, has_slo: bool = True, swap_wait_s: float = 0.0, soonest: float = -inf
+    cycle: Cycle, function: Function, with_slo: bool = True, swap_wait_s: float = 0.0, soonest: float = -inf
 ) -> Waiting:
     """Describe a function to the policy, by its first request. `soonest`: when that could be answered."""
     first, required = cycle.state.requests[function.queue[0]], pool_record(function).outcomes.required
     is_late = first.due < soonest
-    return Waiting(function.spec.id, first.level, first.arrived, first.due, required, has_slo, swap_wait_s, is_late)
-
-
-def _has_slo(function: Function, first: Request) -> bool:
-    # A stage of a pipeline may have the SLO of the pipeline.
-    return function.spec.settings.slo_ms is not None or first.due != due_at(function.spec, first.arrived)
+    return Waiting(function.spec.id, first.level, first.arrived, first.due, required, with_slo, swap_wait_s, is_late)
 
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Function, Request]]:
@@ -119,7 +114,7 @@ def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Func
     for function in functions:
         first = min((requests[id_] for id_ in function.queue), key=lambda each: (each.level, each.arrived))
         if cycle.now - first.arrived > LONG * (first.deadline - first.arrived):
-            found.append((first.level, _has_slo(function, first), first.arrived, function.spec.id, first))
+            found.append((first.level, has_slo(function, first), first.arrived, function.spec.id, first))
     found.sort(key=lambda each: each[:-1])
     return [(cycle.state.functions[id_], first) for *_, id_, first in found]
 

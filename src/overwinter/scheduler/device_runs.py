@@ -7,6 +7,8 @@ executor reports that nothing ran; the next attempt there evicts at least one fu
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
+
 from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.errors import NoSpaceError
 from overwinter.core.events import RunEnded, RunFailure
@@ -15,14 +17,18 @@ from overwinter.scheduler import counterpart, device_sharing, residency, shared_
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import correct_run, count_answer, count_run
+from overwinter.scheduler.families import has_slo
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, record_use
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.device_binding import Choice, is_heavy
-from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, LastBinding, Unplaced, pool_record
+from overwinter.scheduler.pool import UNPLACED_SWAPS, Device, Executor, LastBinding, Unplaced, pool_record
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import run_owner
 from overwinter.scheduler.state import Function
+
+INTERRUPTED_S = 1.0
+"""How long a preparation may go on when a run is ordered; the longest operator that is usual ends within that time."""
 
 
 def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, last: LastBinding) -> None:
@@ -53,6 +59,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     name = device.config.name
     cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
     cycle.timers.arm(executor.id, operation.hangs_at)
+    end_preparation(cycle, executor)
     for id_ in operation.requests:
         request = cycle.state.requests[id_]
         if request.start != "disk":
@@ -83,7 +90,16 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     cycle.state.evictable.pop(function.spec.id, None)
     cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
     cycle.timers.arm(executor.id, hangs_at)
+    end_preparation(cycle, executor)
     cycle.actions.append(RunOnDevice(executor.id, name, run, function.spec.id, (), missing, evicted, choice.peer))
+
+
+def end_preparation(cycle: Cycle, executor: Executor) -> None:
+    """A run is ordered from an executor: its preparation must end soon, or counts as hung."""
+    if executor.preparing is not None:
+        hangs_at = min(executor.preparing.hangs_at, cycle.now + INTERRUPTED_S)
+        executor.preparing = msgspec.structs.replace(executor.preparing, hangs_at=hangs_at)
+        cycle.timers.arm(executor.id, hangs_at)
 
 
 def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBinding) -> None:
@@ -103,8 +119,7 @@ def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> t
     deadline are refused, and those that cannot meet their SLO, if the function's settings say so.
     """
     swap_s, _ = swaps.swap_times(cycle, pool_record(function).sizes, device, choice.peer)
-    # Without an SLO the due time is only for the order.
-    if function.spec.settings.late == "refuse" and function.spec.settings.slo_ms is not None:
+    if function.spec.settings.late == "refuse":
         _shed(cycle, function, swap_s)
     others = device_sharing.candidates(cycle, function, device) if function.queue else []
     if others:
@@ -128,11 +143,13 @@ def _ends(cycle: Cycle, function: Function, swap_s: float, count: int) -> float:
 
 def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
     ends, requests, config = _ends(cycle, function, swap_s, 1), cycle.state.requests, cycle.config
-    too_late = [id_ for id_ in function.queue if requests[id_].due < ends]
+    # Without an SLO the due time is only for the order.
+    too_late = [id_ for id_ in function.queue if requests[id_].due < ends and has_slo(function, requests[id_])]
     queueing.remove_all(function.queue, too_late)
     for id_ in too_late:
         slo_ms = function.spec.settings.slo_ms
-        message = f"function {function.spec.id} can no longer answer this request within its SLO of {slo_ms} ms"
+        slo = "the SLO of its pipeline" if slo_ms is None else f"its SLO of {slo_ms} ms"
+        message = f"function {function.spec.id} can no longer answer this request within {slo}"
         refuse(cycle, id_, "OverloadedError", message, config.retry_after_min_s)
         count_answer(cycle, function, in_time=False)
 

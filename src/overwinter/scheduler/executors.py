@@ -40,14 +40,16 @@ def overdue_at(cycle: Cycle, executor: Executor) -> float:
 
 
 def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
-    """Stop an executor without a run; its exit will be reported."""
+    """Stop an executor without a run; its exit will be reported. One that prepares a function is killed, because it may
+    not read a message for long.
+    """
     executor = device.executor
     assert executor is not None
     executor.stopping, executor.since = True, cycle.now
     residency.clear(cycle, device)
     executor.handed_over.clear()
     cycle.timers.arm(executor.id, cycle.now + cycle.config.stop_timeout_s)
-    cycle.actions.append(StopWorker(executor.id, kill))
+    cycle.actions.append(StopWorker(executor.id, kill or executor.preparing is not None))
 
 
 def ready(cycle: Cycle, id_: WorkerId) -> None:
@@ -226,7 +228,7 @@ def _failed(cycle: Cycle, device: Device, owner: DeviceOwner, function: Function
 
 
 def _retry(cycle: Cycle, operation: Operation, event: WorkerExited) -> None:
-    """Try the requests of a run whose executor died again, or refuse them."""
+    """Try again the requests of a run whose executor died, or refuse them."""
     for part in operation.parts:
         _retry_part(cycle, part, event, is_alone=len(operation.parts) == 1)
 

@@ -15,6 +15,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.limits import no_device
 from overwinter.scheduler.pool import PoolRecord
+from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Family, Function
 
 NO_SLO_S = 2.0
@@ -144,6 +145,11 @@ def due_at(spec: FunctionSpec, arrived: Seconds) -> float:
     """The due time of a request of this function that arrived at `arrived`."""
     slo_ms = spec.settings.slo_ms
     return arrived + (NO_SLO_S if slo_ms is None else slo_ms / 1000)
+
+
+def has_slo(function: Function, request: Request) -> bool:
+    """Whether a request has an SLO: that of its function, or as a stage of a pipeline that of the pipeline."""
+    return function.spec.settings.slo_ms is not None or request.due != due_at(function.spec, request.arrived)
 
 
 def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:

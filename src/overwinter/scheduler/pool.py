@@ -312,6 +312,8 @@ class Pool(msgspec.Struct):
     """The functions with `device = "any"` whose requests wait for a worker."""
     start_s: float = START_S
     """The smoothed seconds from a fork until the executor is ready."""
+    unprepared_until: dict[TenantId, Seconds] = msgspec.field(default_factory=dict)
+    """Until when no function of a tenant is prepared (device_ahead.py)."""
     bindings: int = 0
     """The number of runs that were bound to a device."""
     virtual_time: float = 0.0

@@ -22,6 +22,7 @@ from overwinter.core.profile import Point
 from overwinter.scheduler import order
 from overwinter.scheduler.answers import expire
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.families import has_slo
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send
@@ -210,11 +211,11 @@ class _AssembledRun:
 
     def may_join(self, other: Function) -> bool:
         """Whether the first request of another function may join."""
-        ends, due = self._ends_with(other), self._cycle.state.requests[other.queue[0]].due
-        settings = other.spec.settings
-        if ends > self._ends_by or (ends > due and settings.late == "refuse"):
+        first = self._cycle.state.requests[other.queue[0]]
+        ends, due, with_slo = self._ends_with(other), first.due, has_slo(other, first)
+        if ends > self._ends_by or (with_slo and ends > due and other.spec.settings.late == "refuse"):
             return False
-        if ends <= due and settings.slo_ms is not None:
+        if with_slo and ends <= due:
             self._ends_by = min(self._ends_by, due)
         return True
 
