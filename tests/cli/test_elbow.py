@@ -62,6 +62,15 @@ def test_an_invalid_file_is_named_and_does_not_matter(
     assert read_elbows(data) == [SLOW]
 
 
+def test_an_elbow_is_not_written_through_a_link(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("kept")
+    (tmp_path / f"{FILE}.draft").symlink_to(target)
+    with pytest.raises(OSError, match="draft"):
+        put_elbow(tmp_path, SLOW)
+    assert target.read_text() == "kept"
+
+
 def test_only_links_that_were_measured_here_change() -> None:
     devices = (device(bytes_per_s=1e9), device(bytes_per_s=2e9), device(bytes_per_s=1e9, group_bytes=5))
     assert [each.group_bytes for each in with_measured_groups(devices, [SLOW], "m")] == [1 << 18, GROUP_BYTES, 5]

@@ -318,6 +318,7 @@ def test_what_the_model_prints_is_printed(capfd):
         ((3,), None, "is a int"),
         ((X,), {"y": {0: "batch"}}, "not an input; the inputs are x"),
         ((X,), {"x": {3: "batch"}}, "has 3 dimensions"),
+        ((X,), {"x": {0: ("batch", 1, 9), -3: "other"}}, "dimension 0 of input 'x' twice"),
         ((X,), {"x": {0: "a b"}}, "like a variable"),
         ((X,), {"x": {1: ("n", 5, 4)}}, "smallest"),
         ((X,), {"x": {1: ("n", 8, 64)}}, "'x' has 7 for 'n'"),

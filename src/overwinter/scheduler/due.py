@@ -182,7 +182,7 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
     elif function.unloaded:
         error, why = why_unloaded(function)
     else:
-        error, why = "OverloadedError", f"the worker of function {id_} was needed by another tenant"
+        error, why = "OverloadedError", f"the worker of function {id_} had to end"
     still_open = False
     for run in worker.runs.values():
         for request in run.of(function):
