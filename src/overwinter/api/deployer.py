@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from overwinter.model.conversion import Exported
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+DEPLOY_TIMEOUT_S = 600.0
+"""The longest wait for one answer to a deploy. It is long because the node tries a new version before it answers."""
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
 MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 
@@ -190,7 +192,7 @@ def deploy_agreed(
     for note in agreed.agreement.notes:
         warnings.warn(note, stacklevel=4)
     ready = package(name, *agreed, settings=settings, **function)
-    with Client(url, token=token) as client:
+    with Client(url, DEPLOY_TIMEOUT_S, token=token) as client:
         deployed = ready.upload(client)
     if deployed.warning:
         warnings.warn(deployed.warning, stacklevel=4)

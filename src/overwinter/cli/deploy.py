@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from overwinter.api.deployer import Package
     from overwinter.cli.inputs import File
 
-TIMEOUT_S = 600.0
-"""The longest wait for one answer of the node. It is long because the node tries a new version before it answers."""
-
 
 @click.command()
 @click.argument("source")
@@ -116,7 +113,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
-    from overwinter.api.deployer import settings_of
+    from overwinter.api.deployer import DEPLOY_TIMEOUT_S, settings_of
     from overwinter.cli.inputs import open_files
     from overwinter.cli.progress import byte_bar
 
@@ -128,7 +125,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
     opened_sample = open_files(sample)
-    with connect(url, TIMEOUT_S, tenant) as client:
+    with connect(url, DEPLOY_TIMEOUT_S, tenant) as client:
         client.live()
         function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": function_settings}
         model = ModelSource(source, task, {key: _value(text) for key, text in options}, trust)
