@@ -11,6 +11,7 @@ from PIL import Image
 
 from overwinter.core.errors import AuthorError, CallerError, ProgramError
 from overwinter.tasks.directory import TASKS, export_directory, open_directory
+from overwinter.tasks.handlers import image
 from overwinter.tasks.image import SHAPES
 from overwinter.worker.handler import Code, Handler
 from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory
@@ -127,6 +128,18 @@ def test_images_are_read_as_by_their_processor(kind, tmp_path):
         expected = processor(images=Image.open(content), return_tensors="pt")["pixel_values"]
         given = handler.preprocess({"image": [content.getvalue()]})["pixel_values"]
         torch.testing.assert_close(given, expected, atol=1e-5, rtol=0)
+
+
+def test_images_of_different_sizes_are_refused_if_the_processor_keeps_their_sizes():
+    state = {"resize": None, "crop": None, "scale": 1 / 255, "mean": [0.5] * 3, "std": [0.5] * 3, "dtype": "float32"}
+    contents = []
+    for size in ((8, 8), (9, 8)):
+        content = io.BytesIO()
+        Image.new("RGB", size).save(content, "PNG")
+        contents.append(content.getvalue())
+    assert image.preprocess({"image": contents[:1] * 2}, state)["pixel_values"].shape == (2, 3, 8, 8)
+    with pytest.raises(CallerError, match=r"\(8, 8\) and \(9, 8\)"):
+        image.preprocess({"image": contents}, state)
 
 
 def test_processor_that_does_more_is_refused(tmp_path):

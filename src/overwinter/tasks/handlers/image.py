@@ -22,8 +22,11 @@ def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[st
     """Convert encoded images [batch] to pixel values [batch, 3, height, width]."""
     if not inputs["image"]:
         raise CallerError("input 'image' is empty")
-    values = torch.stack([read(number, content, state) for number, content in enumerate(inputs["image"])])
-    return {"pixel_values": values.to(getattr(torch, state["dtype"]))}
+    images = [read(number, content, state) for number, content in enumerate(inputs["image"])]
+    sizes = sorted({(image.shape[2], image.shape[1]) for image in images})
+    if len(sizes) > 1:
+        raise CallerError(f"the images of input 'image' have sizes {sizes[0]} and {sizes[1]}; all must have one size")
+    return {"pixel_values": torch.stack(images).to(getattr(torch, state["dtype"]))}
 
 
 def read(number: int, content: bytes, state: dict[str, Any]) -> torch.Tensor:
