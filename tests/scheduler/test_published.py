@@ -5,6 +5,8 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from overwinter.core.events import RateForecast
+from overwinter.core.policies import Policy
 from overwinter.scheduler import details, snapshot
 from overwinter.scheduler.lifecycles import function_state, worker_state
 from overwinter.scheduler.order import has_spare_core
@@ -117,3 +119,11 @@ def test_a_name_that_is_not_there_has_no_version():
     published = Published(World().scheduler.cycle)
     assert (published.default("f"), published.versions("f").numbers) == (None, [])
     assert published.function("f@1", 0.0) is published.detail("f@1", 0.0) is published.family("f@1") is None
+
+
+def test_the_expected_rate_of_a_function_is_that_of_its_family():
+    world = World(policy=Policy(rate="oracle"))
+    for name, rate in (("f", 3.0), ("g", 5.0)):
+        world.deploy(spec(name, family="one"))
+        world.send(RateForecast(f"{name}@1", rate))
+    assert Published(world.scheduler.cycle).detail("f@1", world.now).expected_rate == 8.0

@@ -13,6 +13,7 @@ from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
 from overwinter.scheduler.pool import pool_record
+from overwinter.scheduler.sizing import expected_rate
 from overwinter.scheduler.snapshot import (
     LISTED_MAX,
     FunctionSnapshot,
@@ -138,7 +139,6 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
     """Return all that is known of a function now. Call it on the loop's thread."""
     family = function.family
-    expected = function.forecast if cycle.predict is None else cycle.predict(family.rates)
     return FunctionDetail(
         spec=function.spec,
         function=function_snapshot(cycle.state, function, now),
@@ -146,7 +146,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         members=family_members(family),
         member_count=len(family.members),
         rate=family.rates[-1] if family.rates else 0.0,
-        expected_rate=expected or 0.0,
+        expected_rate=expected_rate(cycle, family),
         run_s=function.latency.run_s,
         failures=function.failures,
         backoff_s=max(0.0, function.backoff_until - now),

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from overwinter.core.ids import FamilyId, FunctionId
+from overwinter.core.ids import FunctionId
 from overwinter.scheduler.latency import shared_run_s, sizes_of
 from overwinter.scheduler.trunks import separate_part_of
 from overwinter.simulation.copies import SimulatedFunction
@@ -18,7 +18,7 @@ class Durations:
         self._functions = functions
         self._jitter = jitter
         self._run_s: dict[tuple[str, int, int, int], float] = {}
-        self._separate_parts: dict[FamilyId, float] = {}
+        self._separate_parts: dict[tuple[FunctionId, ...], float] = {}
 
     def variation(self, function: SimulatedFunction) -> float:
         """Return a factor on the time of a run of this function."""
@@ -61,10 +61,10 @@ class Durations:
         return seconds * self.variation(different[0])
 
     def _separate_part_of(self, functions: Sequence[SimulatedFunction]) -> float:
-        family = functions[0].spec.family
-        if family not in self._separate_parts:
-            self._separate_parts[family] = separate_part_of(*(sizes_of(each.spec.blobs) for each in functions))
-        return self._separate_parts[family]
+        ids = tuple(sorted(each.spec.id for each in functions))
+        if ids not in self._separate_parts:
+            self._separate_parts[ids] = separate_part_of(*(sizes_of(each.spec.blobs) for each in functions))
+        return self._separate_parts[ids]
 
     def _separate_run_on_device_s(self, function: SimulatedFunction, batch: int) -> float:
         profile = function.spec.profile
