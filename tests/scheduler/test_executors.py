@@ -327,6 +327,28 @@ def test_a_run_that_breaks_its_device_fails_and_counts_against_its_function_alon
     assert known(world).blamed == {}
 
 
+def test_a_tenant_whose_runs_did_not_fail_waits_for_a_device_that_others_took_out_of_service():
+    world = World(devices=(device(),), device_isolation="none")
+    for name, tenant in (("f", "t"), ("g", "u"), ("h", "v"), ("k", "w")):
+        world.deploy(pooled(name, 100_000, tenant=tenant, timeout_s=1000.0))
+    served(world, "f", "g", "h", "k")
+    for name in "fgh":
+        world.arrive(name)
+        run_of(world, f"{name}@1")
+        broken(world)
+    assert known(world).state(world.now) == "out"
+    refused, waits = world.arrive("f"), world.arrive("k")
+    assert world.answers[refused].error == "WorkerError"
+    assert waits in world.open
+    run_of(world, "k@1")
+    world.settle()
+    assert isinstance(world.answers[waits], Reply)
+    assert (known(world).failures, known(world).blamed) == (0, {})
+    again = world.arrive("f")
+    world.settle()
+    assert isinstance(world.answers[again], Reply)
+
+
 def test_good_runs_between_those_that_break_a_device_clear_nothing_for_a_while():
     world = World(devices=(device(),))
     world.deploy(pooled("f", 100_000, timeout_s=1000.0))

@@ -100,7 +100,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
             pooled.unplaced.clear()
             why = f"no device can hold each block of function {id_} ({pooled.nbytes} bytes in all) in contiguous memory"
             functions.give_up(cycle, function, f"{why}: serve with a larger device")
-        elif any_out and all(each.is_out(cycle.now) for each in fitting):
+        elif any_out and all(each.is_out(cycle.now) and not _waits_for(function, each) for each in fitting):
             first = min(fitting, key=lambda each: each.backoff_until)
             wait_s = max(config.retry_after_min_s, first.backoff_until - cycle.now)
             # A failure in a run may be that of another tenant's function.
@@ -108,6 +108,13 @@ def _refuse_unservable(cycle: Cycle) -> None:
             why = f"all devices for function {id_} are out of service: {first.config.name}: {fault}"
             refuse_waiting(cycle, function, "WorkerError", why, wait_s)
             cycle.mark(function)
+
+
+def _waits_for(function: Function, device: Device) -> bool:
+    """Whether a function waits for a device that is out of service: all failures there were in runs of other tenants,
+    which are refused meanwhile. Its own run may show that the device is sound.
+    """
+    return bool(device.blamed) and function.spec.tenant not in device.blamed.values()
 
 
 # Runs
