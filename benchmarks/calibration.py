@@ -40,7 +40,7 @@ class JournalFigures(NamedTuple):
 
 
 def observed(entries: Iterable[Entry]) -> JournalFigures:
-    """Return the runs in a journal, without those of workers that were started for a trial, and the rate of loads."""
+    """Return the runs in a journal, without those of workers started with a warm-up, and the rate of loads."""
     functions: dict[FunctionId, Observed] = defaultdict(lambda: Observed([], []))
     started: dict[WorkerId, tuple[FunctionId, Seconds]] = {}
     ran: set[WorkerId] = set()

@@ -39,7 +39,7 @@ STEPS = 4096
 UNLOADED_EVERY = 4
 REFUSED_EVERY = 10
 PARTS = 4
-"""The readings of each kind of cycle."""
+"""The number of readings for each kind of cycle."""
 PROCESSES = 3
 HANDLER = """
 def preprocess(inputs, state):

@@ -261,7 +261,7 @@ def run_random(seed: int, policy: str, bounds: str) -> Outcome:
 
 
 def cases(traces: Path | None, longer: float) -> Iterator[Case]:
-    """Yield all possible runs; those with a recorded trace only if it is present."""
+    """Yield all possible runs; those with a recorded trace only if `traces` is given."""
     for name, scenario in scenarios(longer):
         recorded = any(getattr(each.workload, "path", None) for each in scenario.functions)
         if recorded and traces is None:

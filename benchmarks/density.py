@@ -141,8 +141,8 @@ def forked_bytes(family: Family, weights: list[Path], inputs: Path) -> Row:
 
 
 def plain_rows(family: Family, alive: int, workers: int, root: Path) -> Iterator[tuple[str, Row]]:
-    """Measure each loader with one weights file for all, then with a file each, extrapolated from `alive` to
-    `workers`.
+    """Measure plain processes with each loader, then forked ones: with one weights file for all, then with a file each.
+    Figures of `alive` processes are extrapolated to `workers`, except for forked ones with one file, which all run.
     """
     inputs = root / "inputs.safetensors"
     save_file(family.one(), inputs)

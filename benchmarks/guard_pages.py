@@ -1,7 +1,7 @@
 """Places tensors between guard pages, which nothing may access.
 
-An access before or behind a tensor ends the process. An access behind it that stays in its last page is found by the
-bytes that fill the rest of that page.
+An access to a guard page ends the process. A write beside a tensor that stays within its own pages is found by the
+bytes that fill the rest of these pages.
 """
 
 import ctypes

@@ -104,7 +104,7 @@ class Node:
         self.client = Client(self.url)
 
     def pids(self) -> list[int]:
-        """Return the pids of the daemon, its zygotes and its workers."""
+        """Return the pids of the daemon and of all processes below it, the daemon's first."""
         if self.process is None:
             return []
         found = [self.process.pid]
@@ -119,8 +119,8 @@ class Node:
         return [pid for pid in self.pids() if pid not in workers]
 
     def worker_pids(self) -> list[int]:
-        """Return the pids of the workers: they lead process groups, as do only the daemon's child and processes forked
-        ahead.
+        """Return the pids of the workers and executors: they lead process groups, as do only the daemon's child and
+        processes forked ahead.
         """
         parents = parents_of_all()
         daemon, *below = self.pids() or [0]

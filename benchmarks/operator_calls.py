@@ -1,7 +1,8 @@
-"""The calls of operators to test: a valid one for each operator, from a file, and random changes of it.
+"""The calls of operators to test: valid ones of each operator, from a file, and random changes of them.
 
 A line of `operator_calls.txt` is a call: a name and an overload, numbers, texts and lists as in Python, and tensors
-written as type and shape, as in `gather.default(f32(3, 4), 1, i64(3, 1, of=[0, 3, 1]))`.
+written as type and shape, as in `gather.default(f32(3, 4), 1, i64(3, 1, of=[0, 3, 1]))`; `p32` is f32 with positive
+elements, `p01` with elements from 0 to 1.
 """
 
 import math
@@ -271,7 +272,7 @@ def _other_shape(shape: tuple[int, ...], rng: Random) -> tuple[int, ...]:
 
 
 def _other_elements(tensor: Tensor, rng: Random) -> tuple[float, ...]:
-    """Return an element that is invalid as an index or a number, among valid ones."""
+    """Return elements, some of which are invalid as an index or a number."""
     if tensor.dtype.startswith(("float", "bfloat", "complex")):
         return tuple(rng.choice((rng.choice(REAL), rng.uniform(-2, 2))) for _ in range(rng.randint(1, 7)))
     near = [*range(-6, 7), *tensor.of]

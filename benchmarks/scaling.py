@@ -3,10 +3,10 @@
 There are two sets of cases, from one seed. `random`: profiles of random models with 36 configurations each, as in the
 property tests. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at sequence
 length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory modelled
-as a runtime plus the activations of each concurrent request. A case is a rate, from a fifth to twelve times the
-throughput of the largest worker, and an SLO, from 2 to 8 times the fastest run. A gap is the additional cost relative
-to the integer program's. `first` has the cases with a rate below the throughput of the largest worker, in which one
-worker is enough, as for most functions.
+as a runtime plus the activations of each concurrent request. A case is a rate, about 0.2 to 12 times the throughput of
+the largest worker, and an SLO, 2, 4 or 8 times the fastest run. A gap is the additional cost relative to the integer
+program's. `first` has the cases with a rate below the throughput of the largest worker, in which one worker is enough,
+as for most functions.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def drawn(chance: random.Random) -> list[Point]:
 
 
 def cases(chance: random.Random, count: int) -> Iterator[tuple[str, list[Point]]]:
-    """Yield this many cases of each set."""
+    """Yield the profiles of this many cases of each set, with the name of the set."""
     for number in range(count):
         yield "random", drawn(chance)
         yield "measured", measured(list(MODELS)[number % len(MODELS)])

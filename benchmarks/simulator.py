@@ -1,7 +1,7 @@
 """Measures the speed of the simulator: a day of a thousand functions, about 14 million requests, on one core.
 
-The scenario is scenarios/thousand.toml; `--traces` is the directory of the recorded trace. Without `--full`, only a
-part of the day is simulated, and the time of the day is extrapolated from it.
+The scenario is scenarios/thousand.toml; `--traces` is the directory that contains the recorded trace. Without
+`--full`, only a part of the day is simulated, and the time of the day is extrapolated from it.
 """
 
 import argparse

@@ -286,7 +286,7 @@ def main() -> None:
     torch.set_num_threads(1)
     group_bytes, times = measure_elbow(options.rounds)
     print_elbow(group_bytes, times)
-    print("\ntime of a run over that of the resident model; `transfer`: of the transfer alone; `expected`: grouped")
+    print("\ntime of a run over that of the resident model; `transfer`: of the transfer alone; `over exp.`: grouped")
     print(
         "over the expected time, the larger of transfer and resident run, plus a group of the elbow's size;\n"
         "`to control`: the same with the control's run"

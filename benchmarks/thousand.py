@@ -6,8 +6,8 @@ settings. The node is restarted after the deploys, so that no function has a wor
 
 The requests of one hour, recorded (`torpor-alibaba-fc` in DIR) or generated, are compressed into minutes. The benchmark
 first measures the cost of a run and of a wake of each model, and keeps as many requests as give the wanted load of the
-cores by their runs. Wakes and binds do not count towards the load, unless `--keep-alive` sets the same keep-alive for
-all functions. Requests are sent open-loop over HTTP, and each answer is compared with plain PyTorch's, bit for bit.
+cores by their runs. Wakes count towards the load only if `--keep-alive` sets the same keep-alive for all functions;
+binds never do. Requests are sent open-loop over HTTP, and each answer is compared with plain PyTorch's, bit for bit.
 
 The control is a second node that gets the same requests with `isolation = "function"`, where no two functions share a
 worker. Idle workers stay while there is memory for them, so memory is part of the result: the node gives workers half

@@ -29,7 +29,7 @@ HALVINGS = 40
 
 
 class Cost(NamedTuple):
-    """The core-seconds of one function's requests."""
+    """The core-seconds of one request to a function."""
 
     run: float
     wake: float

@@ -71,14 +71,14 @@ def add_variants(node: Node, family: Family, kind: str, names: list[str], count:
 
 
 def check(node: Node, family: Family, kind: str, right: dict[str, bytes]) -> None:
-    """Raise RuntimeError unless these functions answer correctly, and all of the kind are in the host store."""
+    """Raise RuntimeError unless these functions answer correctly, and all of the node are in the host store."""
     with Connection(node.port) as connection:
         for function, answer in right.items():
             if connection.ask(binary_request(function, as_tensors(family.one()))).tensors != answer:
                 raise RuntimeError(f"{function} answers wrongly")
     absent = [view["name"] for view in node.client.functions() if view["missing_bytes"]]
     if absent:
-        raise RuntimeError(f"of the variants ({kind}), {absent} are not in the host store")
+        raise RuntimeError(f"after the variants ({kind}), {absent} are not in the host store")
 
 
 def measure_variants(model: str, count: int) -> dict[str, float]:

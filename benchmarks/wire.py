@@ -35,7 +35,7 @@ class Connection:
     """A connection to a node that stays open."""
 
     def __init__(self, port: int, timeout_s: float | None = None) -> None:
-        """Connect; raise TimeoutError after this long."""
+        """Connect. With `timeout_s`, raise TimeoutError if connecting, sending or receiving waits this long."""
         self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

@@ -15,5 +15,5 @@ class MLP(nn.Sequential):
         super().__init__(*layers[:-1])
 
     def forward(self, features: Tensor) -> Tensor:
-        """Named, so that requests can name their input."""
+        """Compute the logits; the parameter names the input of requests."""
         return super().forward(features)

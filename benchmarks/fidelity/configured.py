@@ -36,7 +36,7 @@ def configured(model: str, **sizes: Any) -> Callable[[], nn.Module]:
 
 
 def config(name: str, **sizes: Any) -> Callable[[], Any]:
-    """Return a configuration that is part of another, made when it is needed."""
+    """Return a function that makes a configuration, which is part of another."""
 
     def build() -> Any:
         import transformers

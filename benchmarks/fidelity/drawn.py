@@ -56,7 +56,7 @@ def model_types(known: Iterable[str]) -> list[str]:
 
 
 def name_of(kind: str) -> str:
-    """Return the name of its function."""
+    """Return the name under which a model of this type is deployed."""
     return f"drawn-{kind.lower().replace('_', '-').replace('.', '-')}"
 
 

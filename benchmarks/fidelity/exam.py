@@ -55,7 +55,7 @@ def eager(module: Callable[..., Any], inputs: Inputs) -> list[Tensor] | Exceptio
 
 
 def examine(architecture: Architecture, url: str, seed: int) -> Row:
-    """Return all findings on one architecture on the node at `url`, and remove it.
+    """Deploy one architecture on the node at `url`, return all findings, and remove the function.
 
     If it cannot be deployed with dynamic sizes, it is deployed with only the batch dynamic, as the refusal advises.
     """

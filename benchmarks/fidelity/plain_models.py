@@ -70,7 +70,7 @@ def transposed() -> nn.Module:
 
 
 def quantised() -> nn.Module:
-    """Linear layers in int8, computed at each call."""
+    """Linear layers with int8 weights; their inputs are quantized at each call."""
     module = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
     return torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-any-return]
 

@@ -61,7 +61,7 @@ class ImageFFT(nn.Module):
 
 
 class FourierLayer(nn.Module):
-    """(batch, sequence, width): mixes the low frequencies of a series (Li et al., 2021)."""
+    """(batch, sequence, width): a Fourier transform of a series, its inverse and a linear layer (Li et al., 2021)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class LongConvolution(nn.Module):
 
 
 class VariationalAutoencoder(nn.Module):
-    """Encodes a vector as mean and deviation, and decodes it."""
+    """Encodes a vector as mean and deviation, and decodes the mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class VariationalAutoencoder(nn.Module):
 
 
 class Coupling(nn.Module):
-    """An invertible layer, and the logarithm of its determinant (Dinh et al., 2017)."""
+    """An invertible layer, and the logarithm of its Jacobian's determinant (Dinh et al., 2017)."""
 
     def __init__(self) -> None:
         super().__init__()

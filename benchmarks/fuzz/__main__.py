@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the attacks; default 1")
     parser.add_argument("--only", action="append", choices=KINDS, help="run only this kind; repeatable")
     parser.add_argument("--first", type=int, default=0, help="number of the first try of each kind; default 0")
-    parser.add_argument("--tries", type=int, help="number of tries of each kind, instead of a share of the time")
+    parser.add_argument("--tries", type=int, help="most tries of each kind; its share of the time limits them too")
     options = parser.parse_args()
     torch.set_num_threads(1)
     functions = Functions()

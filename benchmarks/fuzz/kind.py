@@ -23,7 +23,7 @@ class Kind(Protocol):
         ...
 
     def run(self, case: str, rng: Random) -> None:
-        """Run one try. HungError, OSError and OverwinterError are no findings by themselves, but are investigated."""
+        """Run one try. A HungError counts as a failure; an OSError or OverwinterError is only noted."""
         ...
 
 
@@ -46,7 +46,7 @@ class Attacker:
         self.past_tries: list[Try] = []
 
     def run_tries(self, kind: Kind, seconds: float, first: int = 0, tries: int | None = None) -> None:
-        """Run tries for this long, or this many; each case comes once before one is repeated."""
+        """Run tries for this long, at most `tries` and at least one; each case comes once before one is repeated."""
         self._attempt(kind, "prepare", first, kind.prepare)
         self.attacked.on_empty.append(kind.prepare)
         until = time.monotonic() + seconds

@@ -24,7 +24,7 @@ BURST = 40
 
 
 class Manifests:
-    """Mutants of one manifest whose blobs are stored, and pipelines over deployed functions."""
+    """Mutants of two manifests whose blobs are stored, and pipelines over deployed functions."""
 
     name = "manifests"
     cases = (
@@ -77,7 +77,7 @@ class Manifests:
         self._register(name, body or json.dumps(manifest).encode(), kind, rng)
 
     def _set_layout(self, manifest: dict[str, Any], rng: Random) -> None:
-        """Replace its first block by one whose layout has very many dimensions or weights."""
+        """Replace its first block by one whose layout has very many dimensions, weights or digits."""
         count = rng.choice((1000, 100_000, 1_000_000))
         text = rng.choice(
             (b"float32[" + b"1," * count + b"1]\n", b"float32[1]\n" * count, b"float32[" + b"9" * count + b"]\n")

@@ -118,7 +118,7 @@ class Client:
         self._rng = rng
         self.replies: list[Reply | None] = []
         self.answers: list[Reply | None] = []
-        """Those of functions with one call of `Functions`."""
+        """The answers of functions, without those of pipelines."""
 
     def run(self) -> None:
         """Take all steps."""

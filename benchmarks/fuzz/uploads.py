@@ -81,7 +81,7 @@ class Uploads:
         self._refused(address_of(data), None)
 
     def _dripping(self, rng: Random) -> None:
-        """Check that a fast upload succeeds during slow ones."""
+        """Send a fast upload during slow ones; it must be answered."""
         ends: list[socket.socket] = []
         data = rng.randbytes(4096)
         try:

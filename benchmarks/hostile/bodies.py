@@ -154,7 +154,7 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "nested 1000 deep": lambda: _deep(1000),
     "nested 4 million deep": lambda: _deep(1 << 22),
     "100,000 inputs": lambda: _many_inputs(100_000),
-    "a shape of 2^992": lambda: _huge_shape(0),
+    "a shape of 2^1984": lambda: _huge_shape(0),
     "body of 300 MiB": lambda: infer("scale", bytes(300 * MIB)),
 }
 """Requests each of which could freeze or bloat a node."""

@@ -12,7 +12,7 @@ CHUNK_BYTES = 1 << 20
 ATTACKER = "127.0.0.2"
 """The address of attackers: a node may limit each address, and the neighbour has another one."""
 PATIENCE_S = 30.0
-"""A client that sent a whole request and received nothing for this long counts as hung."""
+"""A client that sent a whole request and has no complete answer after this time counts as hung."""
 NO_PORT = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 PORTS_S = 90.0
 """A closed connection keeps its port for a minute."""

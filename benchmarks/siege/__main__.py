@@ -53,7 +53,7 @@ SLACK = 4.0
 
 
 class Phase(NamedTuple):
-    """A part of the time, on the system's monotonic clock, with its peak of memory and what it left over."""
+    """A part of the time, on the system's monotonic clock, and its peak of memory in bytes."""
 
     name: str
     began: float

@@ -139,7 +139,7 @@ def heavy_requests(attackers: Attackers) -> Steps:
 
 
 def odd_connections(attackers: Attackers) -> Steps:
-    """Send endless headers, tiny chunks and false lengths."""
+    """Send hostile bytes on connections: long headers, tiny chunks, false lengths and others."""
     while True:
         for make in connections.SENT.values():
             with suppress(OSError, HungError), connect(attackers.port, STEP_S) as end:
@@ -207,7 +207,7 @@ def removed_while_running(attackers: Attackers) -> Steps:
 
 
 def hanging_trials(attackers: Attackers) -> Steps:
-    """Deploy handlers that never end, neither when they are loaded nor when they are tried."""
+    """Deploy handlers that do not end when they are loaded, or when they are tried."""
     number = 0
     while True:
         for handler in (HANGING, SPINNING):

@@ -165,7 +165,7 @@ def load_at_once(
 
 
 def measure_contention(family: Family, counts: Sequence[int]) -> dict[int, Contention]:
-    """Measure this many simultaneous starts from disk."""
+    """Measure starts from disk, for each count this many at the same moment."""
     absent: dict[int, float] = {}
     present: dict[int, float] = {}
     with running_node() as node:

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     """How much is simulated."""
 
     functions: Sequence[int]
-    """The numbers of functions of figure 11; the last gives the ratios in RESULT."""
+    """The numbers of functions of figure 11; the ratios in RESULT are those of the last."""
     cluster: Sequence[int]
     step: int
     """The numbers of functions at full compliance are multiples of this."""
@@ -171,7 +171,7 @@ def full_compliance(node: Scenario, sizes: Sizes, traces: Path) -> Result:
 
 
 def _largest(nodes: Mapping[tuple[str, bool], Scenario], sizes: Sizes, traces: Path) -> dict[tuple[str, bool], int]:
-    """Bisect the largest multiple of the step at which all functions comply, for all of these at once."""
+    """Find by bisection the largest multiple of the step at which all functions comply, for all nodes at once."""
     bounds = dict.fromkeys(nodes, (0, sizes.most // sizes.step + 1))
     while tried := {key: (few + many) // 2 for key, (few, many) in bounds.items() if many - few > 1}:
         made = [with_policy(with_functions(nodes[key], sizes.step * each), FULL[key[0]]) for key, each in tried.items()]
