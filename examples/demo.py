@@ -1,4 +1,4 @@
-"""A tour of Overwinter's Python API: real models sleep as shared blocks, and requests wake them.
+"""Shows Overwinter's Python API: real models sleep as shared blocks, and requests wake them.
 
     python -m examples.demo            run a node for a minute: deploy, call, compare with plain PyTorch, stop
     python -m examples.demo --serve    leave a node with the same models running
@@ -50,7 +50,7 @@ class Deployed(NamedTuple):
     upload: Uploaded
 
 
-def tour(steps: Steps) -> bool:
+def run_demo(steps: Steps) -> bool:
     """Deploy and call everything on a new node; return whether all answers agree with plain PyTorch."""
     require_weights()
     siblings = Siblings()
@@ -86,7 +86,7 @@ def tour(steps: Steps) -> bool:
 
 
 def serve(steps: Steps, port: int, data: Path) -> NoReturn:
-    """Run a node with the demo's models until this process is interrupted; raise NodeError if it ends before."""
+    """Run a node with the demo's models until this process is interrupted; raise NodeError if the node ends before."""
     with running_node(data, "--port", str(port), say=steps.say) as node:
         with steps.working("starting a node"):
             url = node.ready()
@@ -102,7 +102,7 @@ def serve(steps: Steps, port: int, data: Path) -> NoReturn:
 def deploy_all(
     steps: Steps, client: Client, url: str, siblings: Siblings, present: Collection[str] = (), **settings: float
 ) -> Iterator[Deployed]:
-    """Deploy those of the demo's models that are not deployed yet."""
+    """Deploy the demo's models that are not in `present`, one for each item that is taken from the iterator."""
     names = demo_models.names()
     if set(names) <= set(present):
         return
@@ -124,7 +124,7 @@ def require_weights() -> None:
 
 
 def wait_until_asleep(steps: Steps, client: Client) -> None:
-    """Wait until no function has a process."""
+    """Wait until no function has a worker."""
     with steps.working("waiting until all functions sleep"):
         while any(function["workers"] for function in client.functions()):
             time.sleep(POLL_S)
@@ -137,7 +137,7 @@ def measure(node: Node, blocks: Path) -> Asleep:
 
 
 def say_what_to_try(url: str) -> None:
-    """Print three commands that call the same functions."""
+    """Print three commands that list or call the deployed functions."""
     command = Path(sys.executable).with_name("overwinter")
     program = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
     elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
@@ -165,7 +165,7 @@ def main() -> int:
     try:
         if options.serve:
             serve(Steps(), options.port, Path(options.data).expanduser().absolute())
-        if tour(Steps()):
+        if run_demo(Steps()):
             return 0
         print("error: not all answers agree with plain PyTorch's", file=sys.stderr)
     except EXPECTED_ERRORS as error:

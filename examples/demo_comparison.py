@@ -55,8 +55,8 @@ class Verdict(NamedTuple):
     """The kind of the first request's start: "host" if it woke the function, "bound" if a worker of a sibling bound it.
     """
     first_seconds: float
-    """The latency of that request, and of requests while the function is awake."""
     warm_seconds: float
+    """The latency of that request, and the median of those while the function is awake."""
 
     @property
     def agrees(self) -> bool:

@@ -56,7 +56,7 @@ def models() -> Iterator[Model]:
 
 
 def deploy(model: Model, url: str, **settings: Any) -> Uploaded:
-    """Export a model, send the blocks that the node lacks, and wait until the function has passed its trial."""
+    """Export a model, send the blobs not sent before, and wait until the function has passed its trial."""
     return overwinter.deploy(
         model.module,
         model.inputs,

@@ -16,7 +16,7 @@ STOP_S = 20.0
 
 
 class NodeError(RuntimeError):
-    """The node did not start, or ended; it has logged the reason."""
+    """The node did not start within START_S, or ended; its log may have the reason."""
 
 
 class Node:

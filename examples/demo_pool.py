@@ -39,7 +39,7 @@ class CalledAlone(NamedTuple):
     nbytes: int
     """Its program and weights."""
     moved_bytes: int
-    """What was brought to devices for all these answers."""
+    """The bytes that were brought to devices for all its requests."""
     first_seconds: float
     next_seconds: float
     """The latency of the first answer, and the median of the next ones."""
@@ -52,13 +52,13 @@ class CalledTogether(NamedTuple):
 
     requests: int
     devices: int
-    """The devices that ran some of them, and the bytes that were brought there."""
     moved_bytes: int
+    """The number of devices that ran some of them, and the bytes that were brought there."""
     agrees: bool
 
 
 class PoolResult(NamedTuple):
-    """The answers of the pool."""
+    """The results of the functions of the pool, called alone and together."""
 
     functions: Sequence[CalledAlone]
     together: CalledTogether

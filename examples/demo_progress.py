@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Steps:
-    """The steps so far, and the current one."""
+    """Shows the current step as a line with a bar, and keeps the lines of finished ones."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)

@@ -51,7 +51,7 @@ def show_functions(verdicts: Sequence[Verdict], uploads: dict[str, Uploaded]) ->
     _print(
         "agreement: of all these answers with plain PyTorch in this process. wakes in: from the first request to a "
         "sleeping function until its answer;\nbinds in: the same where a sibling is awake, whose worker binds it. "
-        "warm: the same again, the median.\nneeds: bytes of the function; added: those of them that the node lacked."
+        "warm: the same again, the median.\nneeds: bytes of the function; added: those of them that were sent."
     )
 
 

@@ -69,7 +69,7 @@ def _propose(pixels: Array, call: Call) -> Array:
 
 
 def _judge(name: str, boxes: Array, answer: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """Return the boxes that pass network `name` with its scores, and its other outputs for them."""
+    """Return the boxes that pass network `name` with its scores, and all its outputs for them."""
     scores = answer["scores"][:, 1]
     passed = scores > PASS[name]
     boxes = np.concatenate([boxes[passed, :4], scores[passed, None]], 1)

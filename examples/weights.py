@@ -27,7 +27,7 @@ class MissingWeightsError(FileNotFoundError):
 
 
 def weights_present() -> list[str]:
-    """Return the names in FILES whose weights are installed."""
+    """Return the names in FILES whose files are installed."""
     return [name for name in FILES if _find(name) is not None]
 
 

@@ -47,7 +47,7 @@ BOXES = (
     Box(190, 16, 794, 528, "frame", "Node: one machine"),
     Box(210, 50, 380, 304, "frame", "Daemon, without PyTorch"),
     Box(16, 90, 150, 74, "outside", "Clients\nOpen Inference\nProtocol v2, HTTP"),
-    Box(16, 412, 150, 96, "outside", "Deployer\nexports a model,\nsends the blocks\nthat the node lacks"),
+    Box(16, 412, 150, 96, "outside", "Deployer\nexports a model,\nsends the blocks\nnot sent before"),
     Box(230, 90, 140, 74, "daemon", "API\ntokens, limits,\nrequests, replies"),
     Box(430, 90, 140, 74, "daemon", "Scheduler\nevents in,\nactions out"),
     Box(270, 256, 120, 74, "daemon", "Journal\nevery event\nwith its actions"),

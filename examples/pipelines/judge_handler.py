@@ -21,7 +21,9 @@ def setup(assets: dict[str, bytes]) -> int:
 
 
 def preprocess(inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
-    """Return the crops of the boxes, FP32 [proposed, 3, side, side]; one black crop if there is no box."""
+    """Return the crops of the boxes that overlap the picture, FP32 [crops, 3, side, side]; one grey crop if none
+    does.
+    """
     pixels = (inputs["image"].permute(2, 0, 1)[None].float() - 127.5) / 128
     crops = [
         F.interpolate(pixels[:, :, top:bottom, left:right], (state, state), mode="area")
@@ -31,7 +33,7 @@ def preprocess(inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
 
 
 def postprocess(outputs: dict[str, Tensor], inputs: dict[str, Tensor], state: int) -> dict[str, Tensor]:
-    """Convert scores and shifts [proposed, ...] to boxes [found, 5], best first; square if a further network
+    """Convert scores and shifts [crops, ...] to boxes [found, 5], best first; square if a further network
     follows.
     """
     boxes = inputs["boxes"][_inside(inputs)]
