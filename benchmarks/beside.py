@@ -227,7 +227,8 @@ def show(title: str, live_figures: Mapping[str, float], simulated_figures: Mappi
     """Print a table of three columns."""
     print(f"\n{title:14}{'live':>12}{'simulated':>12}{'error':>9}")
     for key, error in errors(live_figures, simulated_figures).items():
-        print(f"  {key:12}{live_figures[key]:12.4g}{simulated_figures[key]:12.4g}{error:+9.1%}")
+        relative = f"{error:+9.1%}" if live_figures[key] else f"{'-':>9}"
+        print(f"  {key:12}{live_figures[key]:12.4g}{simulated_figures[key]:12.4g}{relative}")
 
 
 def main() -> None:

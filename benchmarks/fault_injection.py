@@ -173,7 +173,7 @@ def flip(block: Path, random: Random) -> None:
 
 @contextmanager
 def small_filesystems(root: Path) -> Iterator[dict[str, Path]]:
-    """Mount two small filesystems if this process may; otherwise print the reason and return none."""
+    """Mount two small filesystems, and return them. At the first that this process may not mount, print why."""
     made: dict[str, Path] = {}
     try:
         for name, nbytes in (("memory", MEMORY_BYTES), ("disk", DISK_BYTES)):
@@ -182,7 +182,7 @@ def small_filesystems(root: Path) -> Iterator[dict[str, Path]]:
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(root / name)]
             completed = subprocess.run(command, capture_output=True, text=True, check=False)
             if completed.returncode:
-                print(f"memory and disk are not filled: {completed.stderr.strip()}")
+                print(f"the {name} is not filled: {completed.stderr.strip()}")
                 break
             made[name] = root / name
         yield made

@@ -20,6 +20,8 @@ from benchmarks.hostile.functions import Functions, order
 _libc = ctypes.CDLL(None)
 _libc.shmat.restype = ctypes.c_void_p
 _IPC_RMID = 0
+PID_COLUMNS = {"shm": 4, "msg": 5}
+"""The first of the two columns with processes in the tables of /proc/sysvipc."""
 
 PATTERN = re.compile(rb"overwinter-canary-(\w+)-[0-9a-f]{32}")
 """The form of a canary, which is all that a searcher knows."""
@@ -109,6 +111,7 @@ class OutsideObjects:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
         self.segment = _segment(canary("segment").encode())
         """A System V segment that every user of the machine may read."""
+        self._known = {kind: _objects(kind).keys() for kind in PID_COLUMNS}
 
     def _listen(self, family: int, address: object, what: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
         end = socket.socket(family, kind)
@@ -140,9 +143,10 @@ class OutsideObjects:
         if self.process.poll() is not None:
             changes.append("killed a process outside")
         for kind, remove in (("shm", _libc.shmctl), ("msg", _libc.msgctl)):
-            for number in _made_by(kind, pids) - {self.segment}:
-                changes.append(f"left the {kind} {number} of System V")
-                remove(number, _IPC_RMID, None)
+            for number, users in _objects(kind).items():
+                if number not in self._known[kind] and not users.isdisjoint({*pids, 0}):
+                    changes.append(f"left the {kind} {number} of System V")
+                    remove(number, _IPC_RMID, None)
         return changes
 
     def close(self) -> None:
@@ -157,10 +161,13 @@ class OutsideObjects:
         _libc.shmctl(self.segment, _IPC_RMID, None)
 
 
-def _made_by(kind: str, pids: Collection[int]) -> set[int]:
-    """Return the ids of System V objects that one of these processes created, or used last."""
+def _objects(kind: str) -> dict[int, set[int]]:
+    """Return the ids of all System V objects of a kind, with the processes that created or last used each. Of a message
+    queue that was never used only 0 is known.
+    """
     rows = [line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]]
-    return {int(row[1]) for row in rows if not {int(row[4]), int(row[5]), int(row[6])}.isdisjoint(pids)}
+    first = PID_COLUMNS[kind]
+    return {int(row[1]): {int(row[first]), int(row[first + 1])} for row in rows}
 
 
 def _segment(content: bytes) -> int:
