@@ -181,8 +181,10 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
         error, why = "NotFoundError", f"function {id_} was removed"
     elif function.unloaded:
         error, why = why_unloaded(function)
+    elif any(each.function.removed or each.function.unloaded for each in worker.bound.values()):
+        error, why = "OverloadedError", f"another function in the worker of {id_} was removed or unloaded"
     else:
-        error, why = "OverloadedError", f"the worker of function {id_} had to end"
+        error, why = "OverloadedError", f"the worker of function {id_} was needed by another tenant"
     still_open = False
     for run in worker.runs.values():
         for request in run.of(function):
