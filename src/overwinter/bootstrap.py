@@ -182,8 +182,8 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
-    """Return the scheduler's configuration, with this machine's figures for what is not set. The host stores get at
-    most what their tmpfs has room for.
+    """Return the scheduler's configuration, with this machine's figures for what is not set. Workers and host stores
+    get at most what the limits of the system and the tmpfs allow.
     """
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
