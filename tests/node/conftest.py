@@ -1,11 +1,19 @@
 """Fixtures: real processes for the tests, one after another."""
 
+import gc
 from contextlib import closing
 
 import pytest
 
 from .hosted import HostedNode
 from .rig import Rig
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected():
+    """Find sockets and files that nobody closed at the end of the module that opened them, not in a later one."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import uvloop
 
-from overwinter.core.actions import Drop, Explanation, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
+from overwinter.core.actions import Drop, Explanation, ForkAhead, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import StoreError
 from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, LoadFailed, WorkerExited
@@ -174,6 +174,23 @@ def test_an_alarm_is_reported_once_and_not_too_early():
                 assert len(heard) == number + 1
 
     uvloop.run(scene())
+
+
+def test_no_action_begins_after_the_node_stops():
+    heard: list[Event] = []
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            effects = effects_over(tasks, {}, post=heard.append)
+            effects.carry_out(ForkAhead(1, "f@1"))
+            effects.close()
+            for late in (ForkAhead(2, "f@1"), SetAlarm(clock.now())):
+                effects.carry_out(late)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
+    # Of the first one the scheduler hears that the function does not exist.
+    assert [event.worker for event in heard] == [1]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["its blocks are gone", "it is stopped before"])

@@ -81,6 +81,7 @@ class NodeEffects:
         self._loop = asyncio.get_running_loop()
         self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
+        self._closed = False
         copies = Copies(processes.turns)
         self.pool_calls = PoolCalls(calls, copies, processes, tasks, log)
         self.runs = Runs(processes, registry.functions, calls.payloads, self.pool_calls, copies, post)
@@ -89,7 +90,9 @@ class NodeEffects:
         self.executors = Executors(registry, processes, self.runs, hosts, when_verified, config, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
-        """Begin an action."""
+        """Begin an action, unless the node stops."""
+        if self._closed:
+            return
         match action:
             case Run():
                 self.runs.begin(action)
@@ -214,7 +217,8 @@ class NodeEffects:
             self._post(Alarm())
 
     def close(self) -> None:
-        """Cancel the alarm, and fail all requests and loads, because the node stops."""
+        """Begin no further action, cancel the alarm, and fail all requests and loads, because the node stops."""
+        self._closed = True
         self.worker_actions.close()
         self.pool_calls.close()
         if self._alarm is not None:
