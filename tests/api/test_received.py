@@ -13,7 +13,7 @@ from overwinter.api.connections import PARSED_MAX
 from overwinter.api.draining import Drain
 from overwinter.api.protocol import BoundedProtocol
 from overwinter.api.received import STEP_BYTES
-from overwinter.node.starts import STARTED_MAX
+from overwinter.node.fair_queue import STARTED_MAX
 from tests.api.fake_node import LIMITS, Held
 
 READ_BYTES = 256 << 10

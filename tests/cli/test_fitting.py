@@ -169,7 +169,7 @@ def test_the_description_of_devices_cuts_nothing(width: int) -> None:
     words = " ".join(text.split())
     for each in ("22.4 GiB/s", "behind s0", "23.3 GiB/s from virtual:1", "2.0 MiB", "123 requests", "3 times in a row"):
         assert each in words
-    assert all(each in words for each in ("1020.0 GiB", "1019.0 GiB", "killed; tried again in 12.5 s"))
+    assert all(each in words for each in ("1020.0 GiB", "1019.0 GiB", "killed; next attempt in 12.5 s"))
     assert "…" not in text
 
 

@@ -16,9 +16,9 @@ from overwinter.core.ids import function_id, is_part
 from overwinter.core.tensor import RUN_TENSORS_MAX
 from overwinter.model.export import export
 from overwinter.node.deploys import FILES_MAX
+from overwinter.node.fair_queue import STARTED_MAX
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.runs import Runs
-from overwinter.node.starts import STARTED_MAX
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Block, Handler
 from tests.node.rig import Same, until

@@ -15,8 +15,8 @@ from overwinter.node import clock
 from overwinter.node.calls import Calls
 from overwinter.node.closing import ClosingThread
 from overwinter.node.effects import NodeEffects
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.registry import Registry
-from overwinter.node.starts import Starts
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.store.blocks import address_of
@@ -36,7 +36,7 @@ BUSY_THREADS = 64
 def effects_over(tasks, functions, host=None, post=None, processes=None, log=None, published=None) -> NodeEffects:
     hosts, log = SimpleNamespace(store=lambda name: host), LogLines() if log is None else log
     processes = processes or SimpleNamespace()
-    processes.turns = Starts()
+    processes.queue = FairQueue()
     registry = Registry(hosts, published, post, log)
     registry.functions.update(functions)
     return NodeEffects(registry, processes, Calls(post, None, None), hosts, SchedulerConfig(), tasks, post, log)
@@ -99,7 +99,7 @@ def test_dropped_blocks_are_removed_by_a_thread(tmp_path):
     with open(source.pipe(blob.address), "wb", buffering=0) as writer:
         writer.write(data)
     host.load([blob])
-    processes = SimpleNamespace(turns=Starts(), files=SimpleNamespace(closing=closing))
+    processes = SimpleNamespace(queue=FairQueue(), files=SimpleNamespace(closing=closing))
 
     async def scene():
         async with asyncio.timeout(START_S), asyncio.TaskGroup() as tasks:

@@ -29,8 +29,8 @@ from overwinter.core.pipeline import Pipeline, Signature, Stage
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import pipelines as module
 from overwinter.node import signatures
+from overwinter.node.fair_queue import STARTED_MAX
 from overwinter.node.pipelines import Pipelines
-from overwinter.node.starts import STARTED_MAX
 from overwinter.store.repository import Repository
 
 from .rig import until

@@ -14,8 +14,8 @@ from overwinter.core.tensor import BYTES, ELEMENTS_OF_STEP, Tensor, TensorMeta, 
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.calls import Payload
 from overwinter.node.copying import Copies
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.runs import Runs
-from overwinter.node.starts import Starts
 from overwinter.node.workers import WorkerProcess
 from overwinter.worker.buffer import LARGE_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, Outputs
@@ -41,7 +41,7 @@ class Worker:
             for number, reservation in enumerate(self.reservations)
         }
         pool_calls = SimpleNamespace(end=lambda *_: ())
-        self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(Starts()), self.events.append)
+        self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(FairQueue()), self.events.append)
         self.process.assign_slot(RUN, tuple(range(count)), (function.deployed.id,) * count)
 
     def answer(self, *sizes: int) -> None:

@@ -211,7 +211,7 @@ def test_a_message_is_read_once_when_it_is_the_turn_of_its_tenant(rig, wide, mon
     async def scene():
         process = await rig.start_worker(wide)
         with monkeypatch.context() as patch:
-            patch.setattr(rig.processes.turns, "add", lambda client, start: turns.append((client, start)))
+            patch.setattr(rig.processes.queue, "add", lambda client, start: turns.append((client, start)))
             run = rig.begin(process, x=torch.zeros(2, 256))
             await until(lambda: turns)
             for _ in range(10):

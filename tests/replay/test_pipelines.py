@@ -29,8 +29,8 @@ from overwinter.core.stepper import (
     step,
 )
 from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.stages import PipelineRun
-from overwinter.node.starts import Starts
 from overwinter.simulation.applications import Applications
 from overwinter.simulation.scenario import Application
 from overwinter.simulation.workloads import Poisson
@@ -114,7 +114,7 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     deadline = Seconds(BEGIN_S + TIMEOUT_S)
     x = Tensor("x", "INT8", (1,), b"\0")
     pipeline = msgspec.structs.replace(pipeline, slo_ms=SLO_MS)
-    now, starts = (lambda: Seconds(functions.now)), Starts()
+    now, starts = (lambda: Seconds(functions.now)), FairQueue()
 
     async def turn(inputs: int) -> None:
         await starts.turn("tests", 0)

@@ -5,7 +5,7 @@ import pytest
 from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, StopWorker, Unbind
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
-from overwinter.scheduler.device_ahead import UNPREPARED_S
+from overwinter.scheduler.device_ahead import DELAY_MAX_S, UNPREPARED_S
 from overwinter.scheduler.device_runs import INTERRUPTED_S
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
@@ -144,6 +144,22 @@ def test_a_run_waits_for_a_second_at_most_for_a_preparation_that_does_not_end():
     world.deploy(pooled("m", 1000, tenant="u"), on_trial=True)
     served(world, "f")
     assert prepared(world)[:2] == ["h@1", "m@1"]
+
+
+@pytest.mark.parametrize(("delay_s", "later"), [(DELAY_MAX_S / 2, ["h@1", "m@1"]), (DELAY_MAX_S * 2, ["h@1"])])
+def test_a_tenant_whose_preparation_delayed_a_run_for_long_is_left_unprepared(delay_s, later):
+    world = loaded(pooled("f", 1000), pooled("h", 1000, tenant="u"), device_isolation="none")
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    assert prepared(world) == ["h@1"]
+    world.arrive("f")
+    world.now += delay_s
+    world.end_preparation(interrupted=True)
+    world.finish_on_device()
+    world.deploy(pooled("m", 1000, tenant="u"), on_trial=True)
+    served(world, "f")
+    assert [each for each in dict.fromkeys(prepared(world)) if each in ("h@1", "m@1")] == later
 
 
 @pytest.mark.parametrize("preparing", [True, False])

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from overwinter.core.actions import Reply, RunOnDevice
+from overwinter.core.actions import Reply, RunOnDevice, StopWorker
 from overwinter.core.events import LoadAsked, Removed, UnloadAsked
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import IDLE_DEVICE_PRICE, Meter
@@ -149,6 +149,26 @@ def test_an_executor_that_dies_or_hangs_is_counted_and_its_run_is_paid():
         world.ring()
     assert (seen.crashes, f.runs, seen.residents) == (2, 3, {})
     world.settle_processes()
+    world.agree()
+
+
+def test_an_executor_that_is_replaced_while_it_prepares_a_function_has_not_crashed():
+    world = Watched(devices=(device(),))
+    for number, function in enumerate((pooled("f"), pooled("g"), pooled("h", tenant="u"))):
+        world.now = float(number)
+        world.deploy(function, on_trial=True)
+        world.settle()
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    assert world.devices.preparing
+    world.now += 60.0
+    world.arrive("h")
+    assert [each.kill for each in of(world, StopWorker)] == [True]
+    world.settle()
+    assert isinstance(world.answers[2], Reply)
+    seen = world.statistics.pool.devices["virtual:0"]
+    assert (seen.starts, seen.crashes) == (2, 0)
     world.agree()
 
 

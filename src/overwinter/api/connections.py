@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from overwinter.core.config import RequestLimits
-from overwinter.node.starts import Starts
+from overwinter.node.fair_queue import FairQueue
 
 PARSED_MAX = 64
 """The most request heads that one iteration of the event loop parses: about a millisecond of work."""
@@ -85,9 +85,9 @@ class Connections:
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
-        self.parsing = Starts(PARSED_MAX)
+        self.parsing = FairQueue(PARSED_MAX)
         """The parsing of received bytes: some in each iteration, in turns of the clients."""
-        self.starts = Starts()
+        self.request_queue = FairQueue()
         """The starts of requests with complete heads, and cancellations for clients that left, in the same way."""
         self.most = connections_most(limits)
         """The limit of open connections."""

@@ -137,7 +137,7 @@ class Request(HTTPConnection):
         if announced := announced_length(self.fields, limits):
             await self.reserve(announced * limits.cost)
         body = await read_body(self.receive, self.fields, self.reservation, self.steps, limits)
-        await self.steps.body_starts.turn(self.reservation.caller, len(body))
+        await self.steps.body_queue.turn(self.reservation.caller, len(body))
         return body
 
     async def run(self, steps: Steps[T]) -> T:

@@ -20,7 +20,7 @@ from overwinter.api.connections import Connections, Waits, client_of
 from overwinter.api.exchange import CONNECTION
 from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
-from overwinter.node.starts import BYTES_OF_ONE
+from overwinter.node.fair_queue import BYTES_OF_ONE
 
 HEADER_BYTES = 32
 """Parsing a header takes as long as parsing this many bytes, in addition to its own bytes."""
@@ -319,7 +319,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.scope["path"].startswith(HEALTH):
             super()._start_asgi_task(cycle, app)
         else:
-            self._connections.starts.add(self.client_key, partial(self._start, cycle, app))
+            self._connections.request_queue.add(self.client_key, partial(self._start, cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if not self.has_disconnected:
@@ -356,7 +356,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.waiting_for_100_continue = False  # Nothing is written any more.
             self._running.message_event.set()
             # A pipeline may have many requests to cancel, and many clients may leave at once.
-            self._connections.starts.add(self.client_key, self._tell_request)
+            self._connections.request_queue.add(self.client_key, self._tell_request)
 
     def _tell_request(self) -> None:
         """Tell the open request, if there is one, that its client has disconnected."""

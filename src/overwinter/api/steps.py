@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from overwinter.node.fair_lock import FairLock
-from overwinter.node.starts import Starts
+from overwinter.node.fair_queue import FairQueue
 
 STEP_BYTES = 64 << 10
 """The approximate number of bytes that one step reads or writes. It takes well below a millisecond."""
@@ -32,7 +32,7 @@ class StepRunner:
 
     def __init__(self) -> None:
         self._turns = FairLock()
-        self.body_starts = Starts()
+        self.body_queue = FairQueue()
         """The start of the work on complete request bodies: some in each iteration, in turns of the callers."""
 
     async def run(self, caller: str, steps: Steps[T]) -> T:

@@ -98,7 +98,7 @@ def _facts(device: Description) -> Iterator[tuple[str, str]]:
         brought = f", with {size_text(run['missing_bytes'])} to bring" if run["missing_bytes"] else ""
         yield f"{name} runs", f"{run['function']} with {requests} for {run['seconds']:.2f} s{brought}"
     if device["failures"]:
-        retry = f"; tried again in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
+        retry = f"; next attempt in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
         times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"
         yield f"{name} failed", f"{times}: {device['fault']}{retry}"
 

@@ -94,8 +94,8 @@ def _settings_of(function: Description) -> Description:
 
 
 def _sharing_facts(function: Description) -> dict[str, str]:
-    """Return the functions that share its workers, and what each worker holds; for one of the pool, its devices, and
-    the workers of its handler; with `any` all of it.
+    """Return the functions that share its workers, and what each worker has bound. With `device = "pool"` these are its
+    devices and the workers of its handler, with `device = "any"` all of these.
     """
     device, facts = function["settings"].get("device", "cpu"), dict[str, str]()
     if device != "cpu":
@@ -142,8 +142,8 @@ def family_text(function: Description) -> str:
 
 
 def locations_text(function: Description, device: str | None) -> str:
-    """Format which workers have bound a function, or for one of the pool, on which devices it is resident, and which
-    workers have bound its handler; with `any` both.
+    """Format which workers have bound a function. With `device = "pool"` these are the devices on which it is resident
+    and the workers of its handler, with `device = "any"` all of these.
     """
     workers = workers_text(function["workers"])
     if device not in ("pool", "any"):
@@ -176,7 +176,7 @@ def _closeness_text(outputs: Mapping[str, Description]) -> str:
     if all(output["exact"] for output in outputs.values()):
         return "equal bit for bit"
     name = max(outputs, key=lambda name: outputs[name]["difference"])
-    return f"largest difference {outputs[name]['difference']:.2g} of the magnitude, in output {name!r}"
+    return f"largest difference {outputs[name]['difference']:.2g} of the largest number, in output {name!r}"
 
 
 def outputs_table(outputs: Sequence[tuple[Description, Sequence[int], Any]]) -> Table:

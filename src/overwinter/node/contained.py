@@ -73,8 +73,8 @@ class ContainedProcess:
         """Receives its messages; raises ValueError for an impossible one."""
         self.on_end: Callable[[str], None] = _no_listener
         """Receives how it ended, once."""
-        self.turn = tenant or ""
-        """The client in whose turn its messages are read."""
+        self.client = tenant or ""
+        """The client of the queue in which its messages wait."""
         self.is_ahead = False
         """Whether it was forked ahead and has no function yet."""
         self.asked = False

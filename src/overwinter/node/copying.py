@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from overwinter.node.contained import ContainedProcess
-from overwinter.node.starts import Starts
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.threads import Threads
 from overwinter.worker.buffer import LARGE_BYTES
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 class Copies:
     """All copies between the node and its workers' buffers. Used on the event loop's thread only."""
 
-    def __init__(self, turns: Starts) -> None:
-        """`turns`: those of the messages of workers."""
+    def __init__(self, queue: FairQueue) -> None:
+        """`queue`: the one in which the messages of workers wait."""
         self._threads = Threads(THREADS, "copies")
-        self._turns = turns
+        self._queue = queue
 
     def make(
         self,
@@ -55,7 +55,7 @@ class Copies:
             except FAULTS as error:
                 failed(error)
             else:
-                self._turns.spend(nbytes // COPIED_BYTES_OF_ONE)
+                self._queue.spend(nbytes // COPIED_BYTES_OF_ONE)
                 copied(result)
             return
         if process.over:
@@ -92,7 +92,7 @@ class Copies:
             except FAULTS as error:
                 failed(error)
             else:
-                self._turns.add(process.turn, step_later, STEP_COUNT)
+                self._queue.add(process.client, step_later, STEP_COUNT)
 
         def step_later() -> None:
             if not process.over:

@@ -23,13 +23,13 @@ from overwinter.core.versions import default_of
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
 from overwinter.node.device_fit import Placement, may_hold, placement
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.functions import DeployedFunction, blobs_by_store
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.profiles import Profiles
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.quotas import Quotas
-from overwinter.node.starts import Starts
 from overwinter.node.threads import Threads
 from overwinter.node.traffic import TrafficSplits, unchanged_traffic
 from overwinter.node.views import DeployedVersion
@@ -57,7 +57,7 @@ class Deploys:
         self._post = parts.post
         self._log = parts.log
         self._versions_of = parts.published.versions
-        self._removal_starts = Starts()
+        self._removal_queue = FairQueue()
         self._pipelines = pipelines
         self._traffic = traffic
         self._quotas = Quotas(parts.config, parts.registry.deployed_functions)
@@ -201,7 +201,7 @@ class Deploys:
         tenant, blobs = self.owner(name), set[Address]()
         for gone in await asyncio.to_thread(self._repository.remove, name, version):
             # There may be thousands.
-            await self._removal_starts.turn(tenant, 0)
+            await self._removal_queue.turn(tenant, 0)
             function = self._registry.remove(function_id(name, gone))
             if function is not None:
                 blobs.update(blob.address for blob in function.manifest.blobs())

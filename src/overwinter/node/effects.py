@@ -82,7 +82,7 @@ class NodeEffects:
         self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
-        copies = Copies(processes.turns)
+        copies = Copies(processes.queue)
         self.pool_calls = PoolCalls(calls, copies, processes, tasks, log)
         self.runs = Runs(processes, registry.functions, calls.payloads, self.pool_calls, copies, post)
         self.worker_actions = WorkerActions(registry, processes, self.runs, hosts, self._threads, tasks, post, log)

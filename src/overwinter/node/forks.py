@@ -17,10 +17,10 @@ import msgspec
 
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.contained import ContainedProcess, ending
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.memory import anonymous_bytes
 from overwinter.node.packed_answers import PackedAnswer
 from overwinter.node.process_identity import wait_until_ended
-from overwinter.node.starts import Starts
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import PACKET_BYTES_MAX, ChannelClosedError, close_all
@@ -41,7 +41,7 @@ GONE_S = 5.0
 LINGER_S = 1.0
 """How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
 MESSAGE_BYTES_OF_ONE = 2 << 10
-"""The bytes of a message that take about as long as a small message."""
+"""Reading this many bytes of a message takes about as long as reading one small message."""
 LAST_BYTES_MAX = 16 << 10
 """The size of the largest message that is read after the end of its process: many may end at the same time."""
 REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
@@ -51,9 +51,9 @@ REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
 class Forks:
     """All workers and executors of a node, which are in sandboxes."""
 
-    def __init__(self, zygotes: Zygotes, turns: Starts) -> None:
+    def __init__(self, zygotes: Zygotes, queue: FairQueue) -> None:
         self._zygotes = zygotes
-        self._turns = turns
+        self._queue = queue
         self._unread: set[ContainedProcess] = set()
         """The processes that have sent a message, and wait for their turn."""
         self._loop = asyncio.get_running_loop()
@@ -156,7 +156,7 @@ class Forks:
             return
         process.forked(zygote.channel.sender, pidfd, smaps)
         if smaps is not None or zygote.tenant is None:
-            # Otherwise it could never be found that the process has copied these pages.
+            # Without smaps the node cannot measure which inherited pages the process has copied.
             process.inherited_bytes = process.inherited_at_fork_bytes = anonymous_bytes(zygote.pid or 0) or 0
         self._loop.add_reader(pidfd, self._process_exited, zygote, process)
 
@@ -206,13 +206,13 @@ class Forks:
         """The process has sent a message, or has closed its channel."""
         if process not in self._unread:
             self._unread.add(process)
-            self._turns.add(process.turn, partial(self._take_turn, process))
+            self._queue.add(process.client, partial(self._take_turn, process))
 
     def _take_turn(self, process: ContainedProcess) -> None:
         if process in self._unread:
             self._unread.discard(process)
             self._receive(process)
-            self._turns.spend(process.channel.received_bytes // MESSAGE_BYTES_OF_ONE)
+            self._queue.spend(process.channel.received_bytes // MESSAGE_BYTES_OF_ONE)
 
     def _stop_listening(self, process: ContainedProcess) -> None:
         self._unread.discard(process)

@@ -13,12 +13,12 @@ from overwinter.core.profile import Profile
 from overwinter.core.profiling import ProfileOptions, ReportProgress
 from overwinter.core.versions import Shares
 from overwinter.node.deploys import Deploys
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.loop import Loop
 from overwinter.node.parts import Parts
 from overwinter.node.pipelines import Pipelines, PipelineView
 from overwinter.node.profiles import Profiles
-from overwinter.node.starts import Starts
 from overwinter.node.telemetry import FindFunction, Telemetry
 from overwinter.node.traffic import TrafficSplits
 from overwinter.node.views import DeployedVersion, DeployedView
@@ -51,7 +51,7 @@ class Node:
         self._traffic = traffic
         self._deploys = deploys
         self._find = find
-        self._load_starts, self._unload_starts = Starts(), Starts()
+        self._load_queue, self._unload_queue = FairQueue(), FairQueue()
 
     def live(self) -> bool:
         """Whether the node's loop still works."""
@@ -136,7 +136,7 @@ class Node:
             async with asyncio.TaskGroup() as group:
                 for part in parts:
                     # One request may load hundreds of functions.
-                    await self._load_starts.turn(part.manifest.tenant, 0)
+                    await self._load_queue.turn(part.manifest.tenant, 0)
                     group.create_task(self._calls.load(part.id))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -154,7 +154,7 @@ class Node:
         tenant = self._registry.deployed(name, version).manifest.tenant
         for number in self._registry.versions(name) if version is None else [version]:
             # There may be thousands.
-            await self._unload_starts.turn(tenant, 0)
+            await self._unload_queue.turn(tenant, 0)
             function = self._registry.functions.get(function_id(name, number))
             if function is None:
                 # It was removed meanwhile.

@@ -23,10 +23,10 @@ from overwinter.core.pipeline import SOURCES_MAX, HasSignature, Pipeline, Signat
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
 from overwinter.node.fair_lock import FairLock
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.registry import Registry
 from overwinter.node.signatures import Signatures
 from overwinter.node.stages import Infer, PipelineRun
-from overwinter.node.starts import Starts
 from overwinter.store.repository import Repository, StoredPipeline
 from overwinter.telemetry.histogram import SECONDS, Histogram
 from overwinter.telemetry.pipelines import PipelineRequests, PipelineStatistics
@@ -39,7 +39,7 @@ TENANT_SOURCES_MAX = 4 * SOURCES_MAX
 OPEN_STAGES_MAX = 2048
 """The most stages of all requests of a tenant to pipelines. They may end together, and each end takes some time."""
 INPUT_BYTES = 256
-"""An input of a stage takes as long as so many bytes of a request (`Starts`)."""
+"""An input of a stage takes as long as so many bytes of a request (`FairQueue`)."""
 RETRY_AFTER_S = 1.0
 
 
@@ -175,7 +175,7 @@ class Pipelines:
         """Taken for each step of a check: all checks together take one step per iteration of the loop."""
         self._open_stages: Counter[TenantId] = Counter()
         """The stages of the requests in progress, by tenant."""
-        self._stage_starts = Starts()
+        self._stage_queue = FairQueue()
         """The starts of stages: a request may start all stages of a pipeline together."""
         self.changing = FairLock()
         """Held during the deploy or removal of a pipeline, the removal of versions, a promotion or a split, from the
@@ -335,7 +335,7 @@ class Pipelines:
             raise OverloadedError(f"{most}: pipeline {call.name!r} has {count} more; try again", RETRY_AFTER_S)
 
         async def turn(inputs: int) -> None:
-            await self._stage_starts.turn(tenant, inputs * INPUT_BYTES)
+            await self._stage_queue.turn(tenant, inputs * INPUT_BYTES)
 
         run = PipelineRun(stored.pipeline, self._functions, self._infer, call, deadline, self._now, turn)
         self._open_stages[tenant] += count

@@ -13,6 +13,7 @@ from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
 from overwinter.node.closing import ClosingThread
 from overwinter.node.contained import ProcessFiles
+from overwinter.node.fair_queue import FairQueue
 from overwinter.node.forks import REQUEST_ERRORS, Forks
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.log import Log
@@ -20,7 +21,6 @@ from overwinter.node.output import Outputs
 from overwinter.node.preparing import Preparing
 from overwinter.node.recent_output import Records
 from overwinter.node.registry import Registry
-from overwinter.node.starts import Starts
 from overwinter.node.workers import WorkerListener, WorkerProcess
 from overwinter.node.zygote_process import ZygoteProcess, ZygoteSettings
 from overwinter.node.zygotes import Zygotes
@@ -56,9 +56,9 @@ class Processes:
         self._workers: dict[WorkerId, WorkerProcess] = {}
         self._records = Records()
         self.zygotes = Zygotes(self, environment, self.files.outputs, settings or ZygoteSettings())
-        self.turns = Starts()
-        """The turns of the tenants' workers: for their messages, and for checks of what they send."""
-        self.forks = Forks(self.zygotes, self.turns)
+        self.queue = FairQueue()
+        """The queue of the workers' messages, and of checks of what they contain; the tenants take turns."""
+        self.forks = Forks(self.zygotes, self.queue)
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, self.files)

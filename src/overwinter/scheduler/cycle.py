@@ -1,7 +1,8 @@
-"""The context in which one event is handled: the tables, the ledger, the timers, the policies, and the actions so far.
+"""The context of a scheduler: the tables, the ledger, the timers and the policies, which last as long as the scheduler,
+and the time and the actions of the event that is handled now.
 
-A scheduler has one cycle for its lifetime; each event sets the time and clears the actions. Those functions of this
-package that need it take it as their first argument.
+Each event sets the time and clears the actions. Those functions of this package that need the context take it as their
+first argument.
 """
 
 from itertools import count

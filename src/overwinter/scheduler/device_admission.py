@@ -160,7 +160,7 @@ def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) ->
             if function.queue:
                 [rank] = device_order.ranks(cycle, [function], free)
                 heappush(queue, (device_order.start_tag(cycle, function), rank))
-        elif not slices.is_brought(cycle, function):
+        elif not slices.is_transferring(cycle, function):
             _want_executor(cycle, function, free, coming, short)
         free = [each for each in free if each.is_free(cycle.now)]
 

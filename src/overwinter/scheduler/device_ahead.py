@@ -5,12 +5,13 @@ prepares one function: the most recently used one whose program it does not have
 a core or a place for a worker. The device stays free, because a run that is ordered ends the preparation early: at the
 end of the current operator, or by a kill of the executor (`end_preparation` in device_runs.py). A function whose
 preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This counts as a
-failure neither of the device nor of the requests behind it.
+failure neither of the device nor of the requests behind it. A preparation that delays a run for longer than DELAY_MAX_S
+ends those of its tenant for as long.
 """
 
 from overwinter.core.actions import PrepareOnDevice
 from overwinter.core.events import PreparedOnDevice
-from overwinter.core.ids import OperationId, Seconds
+from overwinter.core.ids import OperationId, Seconds, TenantId
 from overwinter.scheduler.ahead import KEEP_S
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_runs import put_back
@@ -23,7 +24,10 @@ from overwinter.scheduler.swaps import owner_of
 PREPARATION_MAX_S = 20.0
 """The longest preparation: no other begins meanwhile."""
 UNPREPARED_S = 60.0
-"""How long no function of a tenant is prepared after a preparation of one of them ended its executor."""
+"""How long no function of a tenant is prepared after a preparation of one of them ended its executor, or delayed a run.
+"""
+DELAY_MAX_S = 0.1
+"""The longest delay of a run that has no consequence: a usual operator or compilation takes less."""
 
 
 def check(cycle: Cycle) -> None:
@@ -87,6 +91,8 @@ def prepared(cycle: Cycle, event: PreparedOnDevice) -> None:
     if executor is None or executor.preparing is None or executor.preparing.operation != event.operation:
         return
     spec = executor.preparing.function.spec
+    if cycle.now - executor.preparing.delays_since > DELAY_MAX_S:
+        _leave_unprepared(cycle, spec.tenant)
     executor.preparing = None
     # It may have been unbound meanwhile.
     if spec.id in executor.handed_over and not event.interrupted:
@@ -107,9 +113,7 @@ def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | No
     """
     pool_record(failed).preparation_failed = True
     cycle.mark(failed)
-    pool = cycle.state.pool
-    pool.unprepared_until = {tenant: until for tenant, until in pool.unprepared_until.items() if cycle.now < until}
-    pool.unprepared_until[failed.spec.tenant] = Seconds(cycle.now + UNPREPARED_S)
+    _leave_unprepared(cycle, failed.spec.tenant)
     if operation is None:
         return
     for part in operation.parts:
@@ -117,3 +121,10 @@ def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | No
     # A function whose blocks were prefetched may wait for that, and need them again.
     for function in operation.functions:
         cycle.mark(function)
+
+
+def _leave_unprepared(cycle: Cycle, tenant: TenantId) -> None:
+    """Prepare no function of a tenant in the next UNPREPARED_S."""
+    pool = cycle.state.pool
+    pool.unprepared_until = {each: until for each, until in pool.unprepared_until.items() if cycle.now < until}
+    pool.unprepared_until[tenant] = Seconds(cycle.now + UNPREPARED_S)

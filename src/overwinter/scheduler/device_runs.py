@@ -98,7 +98,8 @@ def end_preparation(cycle: Cycle, executor: Executor) -> None:
     """A run is ordered from an executor: its preparation must end soon, or counts as hung."""
     if executor.preparing is not None:
         hangs_at = min(executor.preparing.hangs_at, cycle.now + INTERRUPTED_S)
-        executor.preparing = msgspec.structs.replace(executor.preparing, hangs_at=hangs_at)
+        since = min(executor.preparing.delays_since, cycle.now)
+        executor.preparing = msgspec.structs.replace(executor.preparing, hangs_at=hangs_at, delays_since=since)
         cycle.timers.arm(executor.id, hangs_at)
 
 

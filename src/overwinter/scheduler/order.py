@@ -125,7 +125,8 @@ def has_spare_core(cycle: Cycle) -> bool:
 
 
 def first_of_unserved(cycle: Cycle) -> Function | None:
-    """A function of a tenant without any operation that holds a core, while others hold them all; None: there is none.
+    """Return a waiting function whose tenant has no operation that holds a core; None if there is none. It gets cores
+    even if none is free.
 
     The kernel shares the cores among the tenants, so that the runs of others cannot stop those of a tenant.
     """
@@ -250,8 +251,8 @@ def _needed_s(cycle: Cycle, function: Function) -> float:
 
 
 def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> float:
-    """Return the largest of a tenant's parts of the workers, their memory and their concurrent runs, with this much
-    more.
+    """Return a tenant's dominant share, which is the largest of its shares of the workers, their memory and their
+    concurrent runs, as if it had `workers` more of them and `nbytes` more of their memory.
 
     Draining workers do not count.
     """

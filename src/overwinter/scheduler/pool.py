@@ -50,6 +50,8 @@ class Preparation(msgspec.Struct, frozen=True, eq=False):
     function: "Function"
     operation: OperationId
     hangs_at: float
+    delays_since: float = inf
+    """When a run was ordered that waits for its end."""
 
 
 class Executor(msgspec.Struct, eq=False):

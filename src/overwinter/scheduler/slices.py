@@ -30,7 +30,7 @@ NEVER = (True, inf)
 
 
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
-    """Return those of the devices that serve a function on which it may run: all, unless it is a slice. Because each
+    """Return the devices of `serving` on which the function may run: all of them, unless it is a slice. Because each
     request needs all slices, a later one runs where nothing is evicted for it. It waits for the end of its transfer, or
     for an executor on such a device that can be started or is starting, unless the start is overdue. If there is no
     such device, a slice runs where it takes the place of other functions, or of the slice that is needed last. A slice
@@ -46,14 +46,16 @@ def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Seq
     return [] if _is_free_sooner(cycle, function, found) else found
 
 
-def is_brought(cycle: Cycle, function: Function) -> bool:
+def is_transferring(cycle: Cycle, function: Function) -> bool:
     """Whether a device gets the blocks of a function before a request."""
     operations = [each.operation for each in cycle.state.pool.devices.values()]
     return any(each is not None and not each.parts and each.function is function for each in operations)
 
 
 def check_again(cycle: Cycle, function: Function) -> None:
-    """Place a slice that waits for a busy device again when the run there is overdue: it may never end."""
+    """Arm the timer by which a slice that waits for a busy device is placed anew once the run there is overdue, because
+    that run may never end.
+    """
     at = min((each.overdue_at for each in _busy_with(cycle, function)), default=inf)
     if at < inf:
         cycle.timers.arm("devices", at)
@@ -61,7 +63,7 @@ def check_again(cycle: Cycle, function: Function) -> None:
 
 def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
     """Whether a later slice waits for its own transfer, or for an executor on a device where nothing is evicted."""
-    if is_brought(cycle, function):
+    if is_transferring(cycle, function):
         return True
     if any(_fits_without_eviction(function, each) for each in serving):
         return False

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor, StopWorker, Unbind
-from overwinter.core.events import RunEnded
+from overwinter.core.events import PreparedOnDevice, RunEnded
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, DeviceId, FunctionId, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionId, OperationId, RequestId, RunId, Seconds, WorkerId
 from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.tally import DeviceCounts, Tally
 
@@ -63,6 +63,7 @@ class LiveExecutor(msgspec.Struct, Generic[T], eq=False):
 
     device: "TrackedDevice[T]"
     run: DeviceRun[T] | None = None
+    preparing: OperationId | None = None
     stopping: bool = False
 
 
@@ -73,7 +74,7 @@ class TrackedDevice(Generic[T]):
         self.name = name
         self.counts = DeviceCounts()
         self.starts = self.crashes = 0
-        """The started executors, and those that died or were killed."""
+        """The started executors, and those that died or were killed during a start or run."""
         self.prepared = 0
         """The begun preparations of functions before a request."""
         self.prefetches = 0
@@ -122,14 +123,22 @@ class TrackedPool(Generic[T]):
 
     def prepare(self, action: PrepareOnDevice, now: Seconds) -> None:
         """An executor prepares a function. No function is charged for the time, because any run interrupts it."""
-        self.executors[action.executor].device.prepared += 1
+        executor = self.executors[action.executor]
+        executor.device.prepared += 1
+        executor.preparing = action.operation
+
+    def end_preparation(self, event: PreparedOnDevice, now: Seconds) -> None:
+        """A preparation ended."""
+        executor = self.executors.get(event.worker)
+        if executor is not None and executor.preparing == event.operation:
+            executor.preparing = None
 
     def stop(self, action: StopWorker, now: Seconds) -> None:
-        """An executor is stopped; its device is empty from now on. It is killed at once only if a start or run hangs,
-        or a run exceeds the drain timeout.
+        """An executor is stopped; its device is empty from now on. It is killed at once if a start or run hangs, or a
+        run exceeds the drain timeout, and also if it prepares a function, which is no crash.
         """
         executor = self.executors[action.worker]
-        if action.kill and not executor.stopping:
+        if action.kill and not executor.stopping and executor.preparing is None:
             executor.device.crashes += 1
         executor.stopping = True
         self._empty(executor.device, now)

@@ -36,6 +36,7 @@ from overwinter.core.events import (
     Deployed,
     Event,
     LoadFailed,
+    PreparedOnDevice,
     Profiled,
     Removed,
     RunEnded,
@@ -90,10 +91,11 @@ class Tracker(Hooks[T]):
             LoadFailed: self._load_failed,
             Cancelled: self._cancelled,
             Deployed: self._deployed,
-            Removed: self._removed,
+            Removed: lambda event, now: self._forget(event.function, now),
             TrafficSet: self._traffic_set,
             UnloadAsked: self._unload_asked,
             Profiled: self._profiled,
+            PreparedOnDevice: self.pool.end_preparation,
         }
         self._action_handlers: dict[type[Action], Callable[[Any, Seconds], None]] = {
             Reply: self._reply,
@@ -376,9 +378,6 @@ class Tracker(Hooks[T]):
             self._update_default(ids.whole_name(spec.name))
         else:
             self._forget(action.function, now)
-
-    def _removed(self, event: Removed, now: Seconds) -> None:
-        self._forget(event.function, now)
 
     def _forget(self, function: FunctionId, now: Seconds) -> None:
         if function not in self.specs:

@@ -4,7 +4,7 @@ This is AsyFunc 4.1, the same for all algorithms, so that they differ only in th
 expected request rate, and R_max the sum over the workers of the rate that each can serve within the SLO:
 
     R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
-    R < beta·R_max       workers are released: in order, each after whose release R < beta·R_max still holds
+    R < beta·R_max       workers are released, one after another, while R < beta·R_max also holds without the next one
     between the two      no change, except that workers that serve nothing within the SLO are released
 
 Where no worker is started, an algorithm may replace the existing workers by others. It then stops workers in place of

@@ -8,14 +8,14 @@ from threading import Thread
 
 import uvloop
 
-from overwinter.node.starts import BYTES_OF_ONE, STARTED_MAX, Starts
+from overwinter.node.fair_queue import BYTES_OF_ONE, STARTED_MAX, FairQueue
 
 
 async def started(*clients: str) -> list[list[str]]:
     """Return which clients' requests start in each iteration, if they all arrive in the first."""
-    starts, now = Starts(), list[str]()
+    queue, now = FairQueue(), list[str]()
     for client in clients:
-        starts.add(client, partial(now.append, client))
+        queue.add(client, partial(now.append, client))
     found = [now.copy()]
     while sum(map(len, found)) < len(clients):
         now.clear()
@@ -42,16 +42,16 @@ def test_clients_take_turns() -> None:
 
 def test_later_requests_are_counted_with_those_that_wait() -> None:
     async def scene() -> list[str]:
-        starts, seen = Starts(), list[str]()
+        queue, seen = FairQueue(), list[str]()
         for number in range(STARTED_MAX + 2):
-            starts.add("a", partial(seen.append, str(number)))
+            queue.add("a", partial(seen.append, str(number)))
         await asyncio.sleep(0)
         # Both that waited have started, and the iteration may start more.
-        starts.add("b", partial(seen.append, "b"))
+        queue.add("b", partial(seen.append, "b"))
         assert seen[-3:] == [str(STARTED_MAX), str(STARTED_MAX + 1), "b"]
         for _ in range(3):
             await asyncio.sleep(0)
-        starts.add("a", partial(seen.append, "later"))
+        queue.add("a", partial(seen.append, "later"))
         return seen
 
     assert asyncio.run(scene())[-1] == "later"
@@ -59,11 +59,11 @@ def test_later_requests_are_counted_with_those_that_wait() -> None:
 
 def test_requests_that_are_complete_together_are_handled_in_turns_of_the_callers() -> None:
     async def scene() -> None:
-        starts, handled = Starts(), []
+        queue, handled = FairQueue(), []
         iteration = 0
 
         async def handle(caller: str, nbytes: int) -> None:
-            await starts.turn(caller, nbytes)
+            await queue.turn(caller, nbytes)
             handled.append((iteration, caller))
 
         large = STARTED_MAX * BYTES_OF_ONE
@@ -83,7 +83,7 @@ def test_requests_that_are_complete_together_are_handled_in_turns_of_the_callers
 
 def test_one_complete_request_is_handled_at_once() -> None:
     async def scene() -> None:
-        turn = asyncio.create_task(Starts().turn("a", 1 << 30))
+        turn = asyncio.create_task(FairQueue().turn("a", 1 << 30))
         await asyncio.sleep(0)
         assert turn.done()
 
@@ -92,17 +92,17 @@ def test_one_complete_request_is_handled_at_once() -> None:
 
 def test_work_that_fails_does_not_stop_what_follows() -> None:
     async def scene() -> list[str]:
-        starts, now = Starts(), list[str]()
+        queue, now = FairQueue(), list[str]()
 
         def fail() -> None:
             raise ValueError("failed")
 
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         for _ in range(STARTED_MAX):
-            starts.add("a", partial(now.append, "a"))
-        starts.add("a", fail)
+            queue.add("a", partial(now.append, "a"))
+        queue.add("a", fail)
         for _ in range(STARTED_MAX):
-            starts.add("a", partial(now.append, "a"))
+            queue.add("a", partial(now.append, "a"))
         for _ in range(4):
             await asyncio.sleep(0)
         return now
@@ -112,14 +112,14 @@ def test_work_that_fails_does_not_stop_what_follows() -> None:
 
 def test_more_work_than_was_expected_counts() -> None:
     async def scene() -> int:
-        starts, now = Starts(), list[str]()
+        queue, now = FairQueue(), list[str]()
 
         def large() -> None:
             now.append("a")
-            starts.spend(STARTED_MAX)
+            queue.spend(STARTED_MAX)
 
         for _ in range(3):
-            starts.add("a", large)
+            queue.add("a", large)
         return len(now)
 
     assert asyncio.run(scene()) == 1
@@ -127,10 +127,10 @@ def test_more_work_than_was_expected_counts() -> None:
 
 def test_other_work_counts_only_in_its_iteration() -> None:
     async def scene() -> list[int]:
-        starts, now, found = Starts(), list[str](), list[int]()
-        starts.spend(STARTED_MAX)
+        queue, now, found = FairQueue(), list[str](), list[int]()
+        queue.spend(STARTED_MAX)
         for _ in range(3):
-            starts.add("a", partial(now.append, "a"))
+            queue.add("a", partial(now.append, "a"))
             found.append(len(now))
             await asyncio.sleep(0)
         return found
@@ -146,15 +146,15 @@ def test_threads_run_between_iterations_with_work_left() -> None:
             time.sleep(0)
 
     async def scene() -> int:
-        starts, iterations = Starts(), 0
+        queue, iterations = FairQueue(), 0
         thread = Thread(target=compute)
 
         def start() -> None:
             sum(range(2000))
-            starts.add("a", start)
+            queue.add("a", start)
 
         for _ in range(STARTED_MAX + 1):
-            starts.add("a", start)
+            queue.add("a", start)
         thread.start()
         while thread.is_alive():
             iterations += 1
@@ -167,13 +167,13 @@ def test_threads_run_between_iterations_with_work_left() -> None:
 
 def test_small_work_goes_before_large_work_and_what_is_discarded_and_none_waits_without_end() -> None:
     async def scene() -> list[list[str]]:
-        starts, now, found = Starts(), list[str](), []
+        queue, now, found = FairQueue(), list[str](), []
         for client in range(20):
             for _ in range(3):
-                starts.add(f"large {client}", partial(now.append, "large"), STARTED_MAX)
-                starts.add(f"discards {client}", partial(now.append, "discards"), STARTED_MAX, discards=True)
+                queue.add(f"large {client}", partial(now.append, "large"), STARTED_MAX)
+                queue.add(f"discards {client}", partial(now.append, "discards"), STARTED_MAX, discards=True)
         for _ in range(3 * STARTED_MAX):
-            starts.add("large 0", partial(now.append, "small"))
+            queue.add("large 0", partial(now.append, "small"))
         while sum(map(len, found)) < 120 + 3 * STARTED_MAX:
             found.append(now.copy())
             now.clear()

@@ -27,8 +27,8 @@ Start = Callable[[], object]
 _Clients = dict[str, deque[tuple[Start, int]]]
 
 
-class Starts:
-    """The work that is to be started."""
+class FairQueue:
+    """The work that waits to be started, each piece for a client."""
 
     def __init__(self, most: int = STARTED_MAX) -> None:
         self._most = most
