@@ -193,6 +193,8 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log, device_bytes)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
         log(f"{scheduler.workers_max} workers are not possible: processes and descriptors (ulimit -Hn) allow {most}")
+    if scheduler.runs_max is not None and scheduler.runs_max > most:
+        log(f"{scheduler.runs_max} concurrent runs are not possible: processes and descriptors allow {most}")
     return msgspec.structs.replace(
         scheduler,
         devices=_grouped(config, log),
@@ -202,7 +204,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         if scheduler.workers_ahead is None
         else scheduler.workers_ahead,
         workers_max=min(scheduler.workers_max or most, most),
-        runs_max=scheduler.runs_max or most,
+        runs_max=min(scheduler.runs_max or most, most),
         host_bytes=limit if scheduler.host_bytes is None else min(limit, scheduler.host_bytes),
     )
 

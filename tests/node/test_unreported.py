@@ -20,6 +20,9 @@ X = {"x": torch.zeros(2, 4)}
 FORKS = """
 import os, sys, time
 
+with open("/proc/self/comm", "wb") as name:
+    name.write(b"\\xff\\xfe")
+
 def replace_itself():
     while True:
         time.sleep(0.05)

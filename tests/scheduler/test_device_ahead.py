@@ -5,6 +5,7 @@ import pytest
 from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, StopWorker, Unbind
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
+from overwinter.scheduler import device_ahead
 from overwinter.scheduler.device_ahead import DELAY_MAX_S, UNPREPARED_S
 from overwinter.scheduler.device_runs import INTERRUPTED_S
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -180,3 +181,24 @@ def test_a_policy_that_prepares_nothing():
     world = loaded(pooled("f", 1000), pooled("g", 1000), policy=Policy(device_ahead="nothing"))
     served(world, "f", "g")
     assert prepared(world) == []
+
+
+def test_a_preparation_is_chosen_among_a_bounded_number_of_functions(monkeypatch):
+    suits = device_ahead._suits
+    asked: list[str] = []
+    monkeypatch.setattr(device_ahead, "CANDIDATES_MAX", 3)
+    monkeypatch.setattr(
+        device_ahead,
+        "_suits",
+        lambda cycle, device, each: (asked.append(each.spec.name), suits(cycle, device, each))[1],
+    )
+    world = loaded(*(pooled(name, 1000) for name in "abcdefgh"))
+    world.arrive("a")
+    world.ready()
+    world.finish_on_device()
+    # The most recently used one is on the device.
+    assert asked == ["h", "g"]
+    assert prepared(world) == ["h@1"]
+    asked.clear()
+    world.end_preparation()
+    assert (asked, prepared(world)) == (["g"], ["h@1", "g@1"])

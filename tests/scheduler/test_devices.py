@@ -8,6 +8,7 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.function import BlobSize
 from overwinter.core.policies import Policy
+from overwinter.scheduler import device_runs
 from overwinter.scheduler.pool import UNPLACED_SWAPS
 from overwinter.scheduler.published import Published
 from tests.scheduler.world import World, spec
@@ -433,3 +434,17 @@ def test_a_function_without_a_device_keeps_none_from_that_which_is_bound_to_it()
         if not world.answers.keys() >= set(requests):
             world.ring()
     assert {type(world.answers[each]) for each in requests} == {Reply}
+
+
+def test_a_device_with_many_blocks_of_functions_evicts_the_least_recently_used(monkeypatch):
+    monkeypatch.setattr(device_runs, "REFERENCES_MAX", 6)
+    world = World(devices=(device(),))
+    shared = [("a", 100), ("b", 100)]
+    for name in "fghk":
+        world.deploy(spec(name, blobs=shared, device="pool"))
+    served(world, "f", "g", "h", "f", "k")
+    runs = of(world, RunOnDevice)
+    assert [run.evict for run in runs] == [(), (), (), (), ("g@1",)]
+    # Their blocks stay there, because others have them too.
+    assert [run.missing_bytes for run in runs] == [200, 0, 0, 0, 0]
+    assert list(world.state.pool.devices["virtual:0"].residents) == ["h@1", "f@1", "k@1"]

@@ -1,11 +1,15 @@
 """Which blocks are evicted from the host store, when, and which never are."""
 
+from itertools import pairwise
+
 import pytest
 
 from overwinter.core.actions import Drop, Evict, LoadBlocks, Refuse, Reply
 from overwinter.core.events import Demoted, HostCapacityMeasured, MemoryPressure, Removed
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler import victims
 from overwinter.scheduler.victims import BYTES_TIME_SLICE_WAKES
+from tests.scheduler.test_devices import device
 from tests.scheduler.world import World, spec
 
 
@@ -307,3 +311,32 @@ def test_blocks_go_to_those_that_wait_although_a_worker_died_as_the_time_slice_e
     while not world.alive:
         world.ring()
     assert world.state.releasing == "f@1"
+
+
+def test_many_functions_that_share_their_blocks_are_evicted_in_several_steps(monkeypatch):
+    monkeypatch.setattr(victims, "EVICTION_WORK_MAX", 40)
+    world = World(host_bytes=30, devices=(device(),))
+    names = [f"f{number}" for number in range(20)]
+    for name in names:
+        world.deploy(spec(name, blobs=(("a", 10), ("b", 10)), device="pool"), on_trial=True)
+        world.settle()
+    world.deploy(spec("busy", blobs=(("busy", 10),), timeout_s=1000.0))
+    world.arrive("busy")
+    world.settle_processes()
+    world.log.clear()
+    world.deploy(spec("big", blobs=(("big", 20),), timeout_s=1000.0))
+    waiting = world.arrive("big")
+    steps = [len([each for each in world.log if isinstance(each, Evict)])]
+    while not world.loads:
+        world.arrive("busy")
+        world.ring()
+        steps.append(len([each for each in world.log if isinstance(each, Evict)]))
+    # A step looks at all unused functions before it evicts one, so the first step evicts two. None in use is drained.
+    assert steps[0] == 2
+    assert all(later > before for before, later in pairwise(steps))
+    assert steps[-1] == len(names)
+    assert {each.function for each in world.log if isinstance(each, Evict)} == {f"{name}@1" for name in names}
+    assert dropped(world) == ["a", "b"]
+    world.settle()
+    assert all(isinstance(answer, Reply) for answer in world.answers.values())
+    assert waiting in world.answers

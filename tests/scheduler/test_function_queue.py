@@ -124,3 +124,14 @@ def test_functions_that_had_their_turn_let_those_behind_come_first():
             waiting.requeue(function)
             seen.append(function.spec.name)
     assert sorted(seen) == NAMES
+
+
+def test_a_step_looks_at_fewer_functions_of_many_blocks(monkeypatch):
+    monkeypatch.setattr(function_queue, "CHECKED", 100)
+    monkeypatch.setattr(function_queue, "BLOCKS_CHECKED", FEW)
+    world = overloaded()
+    ranked = count(monkeypatch, swaps, "least_swap_wait_s")
+    world.finish_on_device()
+    assert 0 < len(ranked) <= FEW
+    world.settle()
+    assert len(world.answers) == len(NAMES) + 2

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overwinter.scheduler.trunks import COMMON_PART, Trunks, separate_part_of
+from overwinter.scheduler import trunks as module
+from overwinter.scheduler.trunks import COMMON_PART, COMPARED_MAX, Trunks, separate_part_of
 
 
 def test_a_function_with_half_of_its_bytes_in_common_with_a_member_joins_its_trunk_and_others_start_one():
@@ -54,3 +55,20 @@ def test_every_function_with_enough_in_common_is_grouped(functions):
         alike = {id_ for id_, trunk in trunks.items() if separate_part_of(sizes, trunk.sizes) <= 1 - COMMON_PART}
         found = trunks.join(str(number), sizes)
         assert found in (alike or {str(number)})
+
+
+def test_a_function_is_compared_with_a_bounded_number_of_trunks(monkeypatch):
+    trunks, shared = Trunks(), {f"shared{number}": 1 for number in range(9)}
+    for number in range(4 * COMPARED_MAX):
+        # Less than half of it is shared, so each starts a trunk.
+        trunks.join(f"f{number}", {**shared, f"own{number}": 10})
+    assert len(trunks) == 4 * COMPARED_MAX
+    compared = []
+    monkeypatch.setattr(module, "separate_part_of", lambda *of: (compared.append(of), separate_part_of(*of))[1])
+    assert trunks.join("small", shared) == "small"
+    assert 0 < len(compared) <= COMPARED_MAX
+    compared.clear()
+    assert trunks.join("other", {"own": 10, **shared}) == "other"
+    assert compared == []
+    # The latest trunks are looked at first.
+    assert trunks.join("alike", {**shared, "more": 2}) == "small"

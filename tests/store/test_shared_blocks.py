@@ -54,3 +54,15 @@ def test_nothing_stays_of_holders_that_left():
     assert blocks.release("y", 7.0) == 2 * 5 + 10
     assert blocks.release("y", 8.0) == 0.0
     assert (blocks.nbytes, blocks.held("x"), blocks.uncharged("x", 9.0)) == (0, 0, 0.0)
+
+
+@given(holding=st.dictionaries(st.sampled_from("xyz"), NEEDS), seconds=st.floats(0, 50))
+def test_all_holders_that_leave_together_owe_what_each_owes_alone(holding, seconds):
+    together, apart = SharedBlocks(), SharedBlocks()
+    for at, (holder, sizes) in enumerate(holding.items()):
+        together.hold(holder, sizes, float(at))
+        apart.hold(holder, sizes, float(at))
+    now = len(holding) + seconds
+    owed = {holder: apart.uncharged(holder, now) for holder in holding}
+    assert together.release_all(now) == pytest.approx(owed)
+    assert (together.nbytes, together.held("x"), together.release_all(now)) == (0, 0, {})

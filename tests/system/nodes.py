@@ -132,13 +132,20 @@ class NodeProcess:
         return found
 
     def empty(self) -> None:
-        """Remove all functions, and begin the journal and the log anew."""
+        """Remove all functions, and begin the journal and the log anew. The node must not have survived an error of its
+        own code.
+        """
+        self.check_log()
         for listed in (self.client.pipelines(), self.client.functions()):
             for name, tenant in {(each["name"], each["tenant"]) for each in listed}:
                 self.client.for_tenant(tenant).remove(name)
         wait_until(lambda: not self.client.activity()["workers"] and not self.stored_bytes())
         self._emptied_at = self.journal.stat().st_size
         self.said.clear()
+
+    def check_log(self) -> None:
+        """Fail if the node has survived an error of its own code."""
+        assert not [line for line in self.said if "the node continues" in line and "Traceback" in line], self.said
 
     def kill(self) -> None:
         """Kill the daemon with SIGKILL."""
@@ -165,6 +172,7 @@ class NodeProcess:
         if self.process.poll() is None:
             self.stop()
         self.shm.rmdir()
+        self.check_log()
 
 
 def is_nested(pid: int) -> bool:

@@ -3,7 +3,8 @@ and passes it to the reader.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
 while another is handled waits, so steps are never nested. If the scheduler fails, the node ends, because the
-scheduler's state may be inconsistent. If the reader fails at a step, the node goes on without its figures of that step.
+scheduler's state may be inconsistent. If the reader fails at a step, the node goes on without its figures of that step
+and of the workers that the step started.
 """
 
 import asyncio

@@ -61,7 +61,7 @@ def is_smaps_of(fd: int, pid: int) -> bool:
     """
     filesystem = _STATFS()
     try:
-        numbers = re.findall(r"^NSpid:(.*)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        numbers = re.findall(r"^NSpid:(.*)$", Path(f"/proc/{pid}/status").read_text(errors="replace"), re.MULTILINE)
         named = re.fullmatch(r"(?:/.*)?/(\d+)/smaps", os.readlink(f"/proc/self/fd/{fd}"))
     except (FileNotFoundError, ProcessLookupError):
         return False

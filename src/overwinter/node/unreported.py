@@ -106,7 +106,8 @@ def _threads_of(process: int) -> set[int]:
 def _living_process_of(thread: int) -> int | None:
     """Return the process of a thread; None if it has ended or was killed: it may still have much memory to free."""
     try:
-        status = Path(f"/proc/{thread}/status").read_text()
+        # A process may choose any bytes as its name.
+        status = Path(f"/proc/{thread}/status").read_text(errors="replace")
     except OSError:
         return None
     fields = dict(re.findall(r"^(Tgid|SigPnd|ShdPnd):\s*(\w+)$", status, re.MULTILINE))

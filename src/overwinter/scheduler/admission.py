@@ -333,7 +333,8 @@ def _load(cycle: Cycle, function: Function) -> bool:
         if behind or (short and not retention.evict(cycle, short, function)):
             if not leave_calls(cycle, function) and function.waits_in != "bytes":
                 order.join(cycle, function, "bytes")
-                cycle.explain(function, "wait", "the host store is full of blocks in use")
+                full_of = "unused blocks, which are evicted" if retention.has_evicted_enough(cycle) else "blocks in use"
+                cycle.explain(function, "wait", f"the host store is full of {full_of}")
             return False
     order.leave(cycle, function)
     begin_load(cycle, function)
@@ -348,5 +349,6 @@ def _assign_bytes(cycle: Cycle) -> None:
     while (function := order.first_for_bytes(cycle)) is not None:
         serve(cycle, function)
         if order.first_for_bytes(cycle) is function:
-            retention.drain_for_bytes(cycle, function)
+            if not retention.has_evicted_enough(cycle):
+                retention.drain_for_bytes(cycle, function)
             return

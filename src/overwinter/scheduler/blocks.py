@@ -27,9 +27,10 @@ def begin_load(cycle: Cycle, function: Function) -> None:
 
 def hold(cycle: Cycle, function: Function) -> None:
     """Record that the function's blocks are, or will be, in its host store."""
-    cycle.state.held_blocks(function).hold(function.sizes)
+    cycle.state.held_blocks(function).hold(function.spec.id, function.sizes)
     if function.spec.settings.pinned:
-        cycle.state.pinned.setdefault(function.spec.store, HeldBlocks()).hold(function.sizes)
+        pinned = cycle.state.pinned.setdefault(function.spec.store, HeldBlocks())
+        pinned.hold(function.spec.id, function.sizes)
     cycle.state.tenant(function.spec.tenant).hold(function.sizes.keys())
     _count(cycle, function.spec.store)
 
@@ -44,10 +45,10 @@ def release(cycle: Cycle, function: Function) -> None:
     """Stop keeping the function's blocks, and drop those that no other function holds."""
     if function.loaded or function.loading is not None:
         function.loaded, function.loading = False, None
-        cycle.state.held_blocks(function).release(function.sizes)
+        cycle.state.held_blocks(function).release(function.spec.id, function.sizes)
         if function.spec.settings.pinned:
             pinned = cycle.state.pinned[function.spec.store]
-            pinned.release(function.sizes)
+            pinned.release(function.spec.id, function.sizes)
             pinned.remove_unused(set(function.sizes))
         cycle.state.tenant(function.spec.tenant).release(function.sizes.keys())
     if function.pool is not None:

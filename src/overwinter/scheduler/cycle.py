@@ -62,12 +62,14 @@ class Cycle:
         """Whether bytes of a host store are or may become free, or another function waits for them."""
         self.devices_changed = False
         """Whether a device is or may become free, or another function waits for one."""
+        self.eviction_work = 0
+        """The work of this step for evictions from the host stores (retention.py)."""
         self.current: FunctionId | None = None
         """The function that is being handled, if there is one."""
 
     def begin(self, now: Seconds) -> None:
         """Begin to handle the next event."""
-        self.now, self.actions, self.current = now, [], None
+        self.now, self.actions, self.current, self.eviction_work = now, [], None, 0
         self.cores_changed = self.places_changed = self.bytes_changed = self.devices_changed = False
 
     def mark(self, function: Function, has_core: bool = False) -> None:

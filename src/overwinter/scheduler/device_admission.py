@@ -111,8 +111,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
 
 
 def _waits_for(function: Function, device: Device) -> bool:
-    """Whether a function waits for a device that is out of service: all failures there were in runs of other tenants,
-    which are refused meanwhile. Its own run may show that the device is sound.
+    """Whether a function waits for a device that is out of service: failures there were in runs of other tenants, which
+    are refused meanwhile, and none in runs of its tenant. Its own run may show that the device is sound.
     """
     return bool(device.blamed) and function.spec.tenant not in device.blamed.values()
 

@@ -2,12 +2,15 @@
 
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
 prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
-a core or a place for a worker. The device stays free, because a run that is ordered ends the preparation early: at the
-end of the current operator, or by a kill of the executor (`end_preparation` in device_runs.py). A function whose
-preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This counts as a
-failure neither of the device nor of the requests behind it. A preparation that delays a run for longer than DELAY_MAX_S
-ends those of its tenant for as long.
+a core or a place for a worker. The device stays free, because a run that is ordered ends the preparation early: before
+the next call that reads a new weight, or by a kill of the executor (`end_preparation` in device_runs.py). A function
+whose preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This
+counts as a failure neither of the device nor of the requests behind it. A preparation that delays a run for longer than
+DELAY_MAX_S ends those of its tenant for as long.
 """
+
+from itertools import islice
+from math import ceil
 
 from overwinter.core.actions import PrepareOnDevice
 from overwinter.core.events import PreparedOnDevice
@@ -23,6 +26,8 @@ from overwinter.scheduler.swaps import owner_of
 
 PREPARATION_MAX_S = 20.0
 """The longest preparation: no other begins meanwhile."""
+CANDIDATES_MAX = 256
+"""The number of functions of which one is chosen."""
 UNPREPARED_S = 60.0
 """How long no function of a tenant is prepared after a preparation of one of them ended its executor, or delayed a run.
 """
@@ -49,14 +54,19 @@ def check(cycle: Cycle) -> None:
 
 
 def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function | None:
-    """Return the function to prepare on a device: of those with a program that it lacks, the most recently used one."""
-    programs = set(executor.handed_over.values())
+    """Return the function to prepare on a device: of those with a program that it lacks, the most recently used one.
+    At most CANDIDATES_MAX are considered, of each tenant that it serves as many.
+    """
+    programs, last_used = set(executor.handed_over.values()), cycle.state.pool.last_used
     if len(executor.handed_over) >= cycle.config.prepared_max:
         return None
+    tenants = list(last_used) if device.owner is None or device.owner[0] is None else [device.owner[0]]
+    count = ceil(CANDIDATES_MAX / len(tenants)) if tenants else 0
     candidates = [
         each
-        for each in cycle.state.functions.values()
-        if each.pool is not None and each.loaded and each.spec.program not in programs and _suits(cycle, device, each)
+        for tenant in tenants
+        for each in islice(reversed(last_used.get(tenant, {}).values()), count)
+        if each.loaded and each.spec.program not in programs and _suits(cycle, device, each)
     ]
     return max(candidates, key=lambda each: (each.used_at, each.spec.id), default=None)
 

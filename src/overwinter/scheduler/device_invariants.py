@@ -1,10 +1,12 @@
 """Invariants of the pool's tables that hold after every event, for tests and checked simulations."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from overwinter.core.ids import Address, FunctionId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_admission import could_begin
+from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.ledger import Claim, Owner
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.resources import device_owner, run_owner
@@ -87,6 +89,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
             assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"
             assert pool_record(function).home in (None, name), f"{id_} is on {name} but bound to another device"
     assert +device.blocks.holders == wanted, f"the number of holders of a block on {name} is wrong"
+    check_exclusive(device.blocks, {id_: resident.sizes for id_, resident in device.residents.items()})
     assert set(device.blocks.sizes) == set(wanted), f"a block on {name} has no holder"
     assert device.blocks.nbytes == sum(device.blocks.sizes.values()) <= device.config.memory_bytes, (
         f"{device.blocks.nbytes} bytes are recorded on {name}"
@@ -96,3 +99,11 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
 def waiting(cycle: Cycle) -> dict[FunctionId, list[str]]:
     """Return the queue for devices."""
     return {each.spec.id: ["devices"] for each in cycle.state.pool.waiting}
+
+
+def check_exclusive(blocks: HeldBlocks, holders: Mapping[FunctionId, Mapping[Address, int]]) -> None:
+    """The exclusive bytes of these functions, which hold all blocks, are right."""
+    for id_, sizes in holders.items():
+        exclusive = sum(nbytes for address, nbytes in sizes.items() if blocks.holders[address] == 1)
+        assert blocks.exclusive(id_) == exclusive, f"the exclusive bytes of {id_} are wrong"
+    assert blocks.references == sum(map(len, holders.values())), "the references to blocks are counted wrongly"

@@ -13,7 +13,7 @@ from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.errors import NoSpaceError
 from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
-from overwinter.scheduler import counterpart, device_sharing, residency, shared_runs, swaps
+from overwinter.scheduler import counterpart, device_sharing, homes, residency, shared_runs, swaps
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import correct_run, count_answer, count_run
@@ -27,6 +27,10 @@ from overwinter.scheduler.request import Request
 from overwinter.scheduler.resources import run_owner
 from overwinter.scheduler.state import Function
 
+REFERENCES_MAX = 1 << 16
+"""The most blocks of functions on a device, a shared block counted for each of its functions: a step may evict all of
+them.
+"""
 INTERRUPTED_S = 1.0
 """How long a preparation may go on when a run is ordered; the longest operator that is usual ends within that time."""
 
@@ -40,7 +44,8 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     if not parts:
         return
     function = parts[0].function
-    evicted = _evict_for_run(cycle, function, device)
+    evicted = _evict_for_references(cycle, [part.function for part in parts], device)
+    evicted += _evict_for_run(cycle, function, device)
     sizes = {address: nbytes for part in parts for address, nbytes in pool_record(part.function).sizes.items()}
     missing = device.blocks.missing(sizes)
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
@@ -75,7 +80,8 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     executor, now, name = device.executor, cycle.now, device.config.name
     assert executor is not None
     assert executor.is_idle
-    evicted = _evict_for_run(cycle, function, device, iter(others))
+    evicted = _evict_for_references(cycle, [function], device)
+    evicted += _evict_for_run(cycle, function, device, iter(others))
     sizes, pooled = pool_record(function).sizes, pool_record(function)
     missing, is_prepared = device.missing_bytes(pooled), function.spec.program in executor.handed_over.values()
     device.swap_s, host_s = swaps.swap_times(cycle, sizes, device, choice.peer)
@@ -169,6 +175,20 @@ def _evict_for_run(
             break
         residency.drop(cycle, device, victim.spec.id)
         evicted.append(victim.spec.id)
+    return tuple(evicted)
+
+
+def _evict_for_references(cycle: Cycle, functions: Sequence[Function], device: Device) -> tuple[FunctionId, ...]:
+    """Evict the least recently used functions from a device that would have more than REFERENCES_MAX blocks of
+    functions with these.
+    """
+    evicted: list[FunctionId] = []
+    new = sum(len(pool_record(each).sizes) for each in functions if each.spec.id not in device.residents)
+    others = iter([] if homes.are_used(cycle) else list(device.residents.values()))
+    while device.blocks.references + new > REFERENCES_MAX and (other := next(others, None)) is not None:
+        if other.function not in functions:
+            residency.drop(cycle, device, other.function.spec.id)
+            evicted.append(other.function.spec.id)
     return tuple(evicted)
 
 

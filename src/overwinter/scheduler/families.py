@@ -46,6 +46,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     function.last_worker_before = cycle.last_worker
     if not in_workers:
         function.pool = _new_pool_record(cycle, spec)
+        cycle.state.pool.record_use(function)
     family.members[spec.id] = function
     function.trunk = family.trunks.join(spec.id, function.sizes)
     _count_settings(family, spec.settings, 1)

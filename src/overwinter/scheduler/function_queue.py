@@ -2,7 +2,7 @@
 time.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ CHECKED = 256
 """The most functions of a tenant that a step compares. In `benchmarks.torpor` at most 37 of 560 functions wait for a
 device, and 230 of 960, with which the node is overloaded.
 """
+BLOCKS_CHECKED = 1 << 16
+"""The most blocks of these functions: a step searches each of them on each device."""
 
 
 class FunctionQueue(msgspec.Struct):
@@ -51,7 +53,7 @@ class FunctionQueue(msgspec.Struct):
     def requeue(self, function: "Function") -> None:
         """Move a function to the end of a long queue after its turn, so that those behind it are looked at too."""
         functions = self.of_tenants.get(function.spec.tenant, {})
-        if len(functions) > CHECKED and function.spec.id in functions:
+        if function.spec.id in functions and len(_first(functions)) < len(functions):
             functions[function.spec.id] = functions.pop(function.spec.id)
 
     def end_turn(self, function: "Function") -> None:
@@ -69,11 +71,11 @@ class FunctionQueue(msgspec.Struct):
         """Yield the first functions of each tenant, or only of this tenant, or only this function."""
         if tenant is None:
             for functions in self.of_tenants.values():
-                yield from islice(functions.values(), CHECKED)
+                yield from _first(functions)
             return
         functions = self.of_tenants.get(tenant, {})
         if id_ is None:
-            yield from islice(functions.values(), CHECKED)
+            yield from _first(functions)
         elif id_ in functions:
             yield functions[id_]
 
@@ -85,10 +87,27 @@ class FunctionQueue(msgspec.Struct):
         return len(functions) if id_ is None else int(id_ in functions)
 
     def rest(self, tenants: Container[TenantId | None]) -> "Iterator[list[Function]]":
-        """Yield the functions of these tenants that `first` does not yield, in lists of at most CHECKED. If `tenants`
+        """Yield the functions of these tenants that `first` does not yield, in lists as bounded as those. If `tenants`
         contains None: those of all tenants.
         """
         for tenant, functions in list(self.of_tenants.items()):
-            if len(functions) > CHECKED and (tenant in tenants or None in tenants):
-                ordered = list(functions.values())
-                yield from (ordered[start : start + CHECKED] for start in range(CHECKED, len(ordered), CHECKED))
+            if tenant in tenants or None in tenants:
+                yield from islice(_parts(functions), 1, None)
+
+
+def _first(functions: "Mapping[FunctionId, Function]") -> "list[Function]":
+    """Return the first functions of a tenant, as many as a step compares."""
+    return next(_parts(functions))
+
+
+def _parts(functions: "Mapping[FunctionId, Function]") -> "Iterator[list[Function]]":
+    """Yield all functions of a tenant, in lists of at most CHECKED with at most BLOCKS_CHECKED, but at least one."""
+    part: list[Function] = []
+    blocks = 0
+    for function in list(functions.values()):
+        blocks += len(function.sizes)
+        if part and (len(part) == CHECKED or blocks > BLOCKS_CHECKED):
+            yield part
+            part, blocks = [], len(function.sizes)
+        part.append(function)
+    yield part

@@ -102,7 +102,9 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
     state.pool.waiting_for_workers.leave(function)
-    state.pool.departures += function.pool is not None
+    if function.pool is not None:
+        state.pool.departures += 1
+        state.pool.forget(function)
     if state.pool.with_answers.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
         state.pool.is_boundary_stale = True

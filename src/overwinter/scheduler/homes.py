@@ -60,7 +60,7 @@ def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, in
             continue
         blocks = HeldBlocks()
         for each in others:
-            blocks.hold(pool_record(each).sizes)
+            blocks.hold(each.spec.id, pool_record(each).sizes)
         yield name, pool.devices[name].config.memory_bytes - blocks.nbytes - blocks.missing(sizes)
 
 

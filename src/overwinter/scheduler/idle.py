@@ -85,6 +85,6 @@ def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
         if not is_unused or binding.draining or worker.works_for(function.spec.id):
             continue
         alone = len(function.workers) == 1 and not function.spec.settings.pinned
-        nbytes = part + (cycle.state.held_blocks(function).exclusive(function.sizes) if alone else 0)
+        nbytes = part + (cycle.state.held_blocks(function).exclusive(function.spec.id) if alone else 0)
         if nbytes:
             yield UnusedBinding(worker, binding, nbytes)

@@ -144,6 +144,8 @@ def record_use(cycle: Cycle, function: Function) -> None:
     family = function.family
     family.uses = counted(family.uses, cycle.now - family.used_at)
     function.used_at = family.used_at = cycle.now
+    if function.pool is not None:
+        cycle.state.pool.record_use(function)
 
 
 def smoothed(before: float | None, seconds: float) -> float:

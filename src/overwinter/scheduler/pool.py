@@ -314,6 +314,8 @@ class Pool(msgspec.Struct):
     """The functions with `device = "any"` whose requests wait for a worker."""
     start_s: float = START_S
     """The smoothed seconds from a fork until the executor is ready."""
+    last_used: "dict[TenantId, dict[FunctionId, Function]]" = msgspec.field(default_factory=dict)
+    """The functions of each tenant, the least recently used or deployed first."""
     unprepared_until: dict[TenantId, Seconds] = msgspec.field(default_factory=dict)
     """Until when no function of a tenant is prepared (device_ahead.py)."""
     bindings: int = 0
@@ -343,6 +345,19 @@ class Pool(msgspec.Struct):
     """The last function with high priority."""
     is_boundary_stale: bool = False
     """Whether `boundary` must be computed again."""
+
+    def record_use(self, function: "Function") -> None:
+        """A function was deployed, or a run of it begins."""
+        functions = self.last_used.setdefault(function.spec.tenant, {})
+        functions.pop(function.spec.id, None)
+        functions[function.spec.id] = function
+
+    def forget(self, function: "Function") -> None:
+        """A function was removed."""
+        functions = self.last_used[function.spec.tenant]
+        del functions[function.spec.id]
+        if not functions:
+            del self.last_used[function.spec.tenant]
 
     def runs_of(self, function: "Function") -> Iterator[Operation]:
         """The runs of a function in progress on devices."""

@@ -7,6 +7,7 @@ So blocks are never copied back from a device.
 from overwinter.core.actions import Unbind
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.pool import Device, Resident
 from overwinter.scheduler.resources import device_owner
@@ -20,7 +21,7 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
     resident = device.residents.pop(id_, None)
     if resident is None:
         resident = Resident(function, function.pool.sizes, cycle.now)
-        device.blocks.hold(resident.sizes)
+        device.blocks.hold(id_, resident.sizes)
         device.missing.clear()
     resident.used_at = cycle.now
     device.residents[id_] = resident
@@ -32,7 +33,7 @@ def hold(cycle: Cycle, device: Device, function: Function) -> None:
 def drop(cycle: Cycle, device: Device, id_: FunctionId) -> None:
     """Record that a function is no longer on the device, which frees the blocks that no other function has there."""
     resident = device.residents.pop(id_)
-    device.blocks.release(resident.sizes)
+    device.blocks.release(id_, resident.sizes)
     device.blocks.remove_unused(set(resident.sizes))
     device.missing.clear()
     _count(cycle, device)
@@ -40,9 +41,10 @@ def drop(cycle: Cycle, device: Device, id_: FunctionId) -> None:
 
 def clear(cycle: Cycle, device: Device) -> None:
     """Record that nothing is on the device any more, because its executor ends."""
-    for id_ in list(device.residents):
-        drop(cycle, device, id_)
-    device.unplaced = None
+    device.residents.clear()
+    device.blocks, device.unplaced = HeldBlocks(), None
+    device.missing.clear()
+    _count(cycle, device)
 
 
 def forget(cycle: Cycle, function: Function) -> None:

@@ -17,6 +17,9 @@ from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Binding, Family, Function, Worker
 
+EVICTION_PAUSE_S = 0.01
+"""The pause after a step that has evicted as much as one step may, for other events."""
+
 
 def settle(cycle: Cycle, function: Function) -> None:
     """Update spare workers and evictable blocks after the function's wants are handled."""
@@ -160,16 +163,27 @@ def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
-    """Evict blocks from the host stores until this many bytes are freed; return whether that was possible."""
+    """Evict blocks from the host stores until this many bytes are freed; return whether that was possible in this step.
+    If it has done its share of work, the queue for bytes is served again soon.
+    """
     goal = host_bytes(cycle) - nbytes
     while host_bytes(cycle) > goal:
+        if has_evicted_enough(cycle):
+            cycle.timers.arm("bytes", Seconds(cycle.now + EVICTION_PAUSE_S))
+            return False
         victim = victims.for_bytes(cycle, keep)
         if victim is None:
             return False
+        cycle.eviction_work += len(victim.sizes) + min(len(cycle.state.evictable), victims.SCANNED_MAX)
         # The reason does not say how many bytes this frees: that would reveal how many of them other functions hold,
         # perhaps of another tenant.
         evict_blocks_of(cycle, victim, f"others needed space; it was used {cycle.now - victim.used_at:.1f} s ago")
     return True
+
+
+def has_evicted_enough(cycle: Cycle) -> bool:
+    """Whether this step has evicted as much as one step may: many functions may share the blocks that they have."""
+    return cycle.eviction_work >= victims.EVICTION_WORK_MAX
 
 
 def release_blocks(cycle: Cycle, nbytes: int) -> int:

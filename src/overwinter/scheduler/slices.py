@@ -121,7 +121,7 @@ def _evicted(function: Function, device: Device, victims: Iterable[Function]) ->
     for each in victims:
         if short <= 0:
             return
-        short -= device.blocks.exclusive(pool_record(each).sizes)
+        short -= device.blocks.exclusive(each.spec.id)
         yield each
 
 
@@ -197,7 +197,7 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
         short = device.short_bytes(missing)
         others = swaps.victims(cycle, function, device) if short else []
         candidates = [each for each in others if each not in coming and not _is_same_program(each, function)]
-        if short <= sum(device.blocks.exclusive(pool_record(each).sizes) for each in candidates):
+        if short <= sum(device.blocks.exclusive(each.spec.id) for each in candidates):
             victims[device] = candidates
     if not victims:
         _want_executor(cycle, function, starting)

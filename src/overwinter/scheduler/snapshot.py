@@ -180,8 +180,7 @@ def _device_snapshot(device: Device, now: Seconds) -> DeviceSnapshot:
         executor=None if executor is None else executor.id,
         tenant=None if executor is None else executor.owner[0],
         residents=tuple(
-            ResidentSnapshot(id_, sum(each.sizes.values()), device.blocks.exclusive(each.sizes))
-            for id_, each in residents
+            ResidentSnapshot(id_, sum(each.sizes.values()), device.blocks.exclusive(id_)) for id_, each in residents
         ),
         taken_bytes=device.blocks.nbytes,
         total_bytes=device.config.memory_bytes,

@@ -1,11 +1,12 @@
 """Estimates for devices: what a run of a function would have to bring, and how long its execution would wait for it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
 import msgspec
 
-from overwinter.core.ids import Address, DeviceId
+from overwinter.core.ids import Address, DeviceId, FunctionId
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import device_eviction
 from overwinter.scheduler.policies.device_binding import Option, Peer, Swapping, transfer_s
@@ -152,7 +153,7 @@ def less_valuable(cycle: Cycle, function: Function, device: Device) -> dict[Func
     would be there, the first to evict first; with the bytes that the eviction of each frees.
     """
     rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.missing_bytes(pool_record(function))
-    alone = _candidate(cycle, function, device, Resident(function, {}, cycle.now))
+    alone = _candidate(cycle, device, Resident(function, {}, cycle.now), 0)
     rate = max((_fastest_link(cycle, each) for each in cycle.state.pool.holders(function)), default=0.0)
     own = msgspec.structs.replace(
         alone,
@@ -162,8 +163,9 @@ def less_valuable(cycle: Cycle, function: Function, device: Device) -> dict[Func
     )
     most = call_policy(cycle.state, function, ON_FAILURE, rule, own)
     found: list[tuple[Value, Candidate, Function]] = []
-    for each in device.residents.values():
-        candidate = _candidate(cycle, function, device, each)
+    freed = _freed_bytes(function, device)
+    for id_, each in device.residents.items():
+        candidate = _candidate(cycle, device, each, freed(id_))
         value = call_policy(cycle.state, each.function, most, rule, candidate)
         if candidate.unused_s >= cycle.policy.period_s and value < most:
             found.append((value, candidate, each.function))
@@ -181,8 +183,11 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
         if each.function is not function and pool_record(each.function).home != device.config.name
     ]
 
+    freed = _freed_bytes(function, device)
+
     def value(resident: Resident) -> tuple[int, Value]:
-        other, candidate = resident.function, _candidate(cycle, function, device, resident)
+        other = resident.function
+        candidate = _candidate(cycle, device, resident, freed(other.spec.id))
         order = len(later) - later.index(other) if other in later else 0
         return order, call_policy(cycle.state, other, ON_FAILURE, rule, candidate)
 
@@ -197,13 +202,19 @@ def later_slices(state: State, function: Function) -> Iterator[Function]:
         following = functions[following].spec.following
 
 
-def _candidate(cycle: Cycle, function: Function, device: Device, resident: Resident) -> Candidate:
+def _freed_bytes(function: Function, device: Device) -> Callable[[FunctionId], int]:
+    """Return a function that tells how many bytes the eviction of a resident would free. Blocks that the new function
+    needs too do not count: they would have to be brought again at once.
+    """
+    needed: Counter[FunctionId | None] = Counter()
+    for address, nbytes in pool_record(function).sizes.items():
+        needed[device.blocks.sole_holder(address)] += nbytes
+    return lambda resident: device.blocks.exclusive(resident) - needed[resident]
+
+
+def _candidate(cycle: Cycle, device: Device, resident: Resident, nbytes: int) -> Candidate:
+    """`nbytes`: what its eviction frees."""
     other = resident.function
-    wanted, blocks = pool_record(function).sizes, device.blocks
-    # Blocks that the new function needs too would have to be brought again at once.
-    nbytes = sum(
-        size for address, size in resident.sizes.items() if blocks.holders[address] == 1 and address not in wanted
-    )
     holders = [each for each in cycle.state.pool.holders(other) if each is not device]
     rate = max((_fastest_link(cycle, each) for each in holders), default=0.0)
     return Candidate(

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 
 import msgspec
 
@@ -12,6 +13,8 @@ COMMON_PART = 0.5
 """The part of their bytes that functions must have in common for their requests to share a run."""
 SMOOTHING = 0.2
 """The weight of the latest shared run in the estimate of `separate_part`."""
+COMPARED_MAX = 32
+"""The most trunks with which a new function is compared, and the most that are looked at for each block."""
 
 
 def separate_part_of(blocks: Mapping[Address, int], *others: Mapping[Address, int]) -> float:
@@ -90,15 +93,25 @@ class Trunks(dict[FunctionId, Trunk]):
 
     def _matching_trunk(self, sizes: Mapping[Address, int]) -> FunctionId | None:
         common: Counter[FunctionId] = Counter()
-        for address, nbytes in sizes.items():
-            for id_ in self._holders.get(address, ()):
+        for address, nbytes in _largest(sizes).items():
+            for id_ in islice(reversed(self._holders.get(address, {})), COMPARED_MAX):
                 common[id_] += nbytes
-        least = COMMON_PART * sum(sizes.values())
         # Functions without weights are all alike.
-        candidates = [id_ for id_, nbytes in common.items() if nbytes >= least] if sizes else list(self)
+        candidates = [id_ for id_, _ in common.most_common(COMPARED_MAX)] if sizes else list(islice(self, COMPARED_MAX))
         for id_ in candidates:
             part = separate_part_of(sizes, self[id_].sizes)
             if part <= 1 - COMMON_PART:
                 self[id_].guess(part)
                 return id_
         return None
+
+
+def _largest(sizes: Mapping[Address, int]) -> dict[Address, int]:
+    """Return the largest blocks, which have more than half of the bytes: a matching trunk has one of them."""
+    found, left = dict[Address, int](), (1 - COMMON_PART) * sum(sizes.values())
+    for address, nbytes in sorted(sizes.items(), key=lambda each: -each[1]):
+        if left < 0:
+            break
+        found[address] = nbytes
+        left -= nbytes
+    return found

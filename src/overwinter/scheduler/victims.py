@@ -18,6 +18,7 @@ is used so often that it would be loaded again at once, or was just loaded.
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop
+from itertools import islice
 from math import inf
 from typing import NamedTuple
 
@@ -42,10 +43,16 @@ is longer than its time slice, the function is used too rarely to keep them.
 """
 CANDIDATES = 32
 """The number of unused functions that are compared, the longest unused first."""
+SCANNED_MAX = 1024
+"""The number of unused functions among which these are searched: others may share all their blocks."""
 TIME_SLICES_CHECKED = 8
 """The number of a tenant's workers that are checked for the earliest end of a time slice."""
 KEPT_FOR_TENANT_S = 60.0
 """How long an idle worker is kept for its tenant, if the tenant has no more than its share."""
+EVICTION_WORK_MAX = 1 << 15
+"""The most work of a step that evicts from the host stores, in blocks that are released and functions that are
+considered: about 15 ms.
+"""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""
 
@@ -245,9 +252,12 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
 
 
 def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
-    """The bytes that evicting all unused functions except `keep` would free."""
+    """The bytes that evicting the unused functions except `keep` would free, as many as one step evicts."""
     evicted: dict[StoreName, Counter[Address]] = {}
+    work = 0
     for function in _unused(cycle, keep):
+        if (work := work + len(function.sizes)) > EVICTION_WORK_MAX:
+            break
         evicted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
     stores = cycle.state.stores
     return sum(
@@ -274,22 +284,21 @@ def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
 
 def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | None:
     """Return the least valuable of these functions, which are ordered by last use; the first if no eviction would
-    free bytes.
+    free bytes. Only the first SCANNED_MAX are considered.
     """
     state, rule = cycle.state, RULES[cycle.policy.eviction]
     first: Function | None = None
     values: dict[FunctionId, float] = {}
-    for each in functions:
+    for each in islice(functions, SCANNED_MAX):
         first = first or each
-        if state.held_blocks(each).exclusive(each.sizes):
-            values[each.spec.id] = call_policy(state, each, 0.0, rule, _candidate(cycle, each))
+        if nbytes := state.held_blocks(each).exclusive(each.spec.id):
+            values[each.spec.id] = call_policy(state, each, 0.0, rule, _candidate(cycle, each, nbytes))
         if len(values) == CANDIDATES:
             break
     return state.functions[min(values, key=values.__getitem__)] if values else first
 
 
-def _candidate(cycle: Cycle, function: Function) -> Candidate:
-    nbytes = cycle.state.held_blocks(function).exclusive(function.sizes)
+def _candidate(cycle: Cycle, function: Function, nbytes: int) -> Candidate:
     return Candidate(cycle.now - function.used_at, function.use_interval_s, nbytes, len(function.sizes))
 
 

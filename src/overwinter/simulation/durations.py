@@ -10,6 +10,9 @@ from overwinter.scheduler.trunks import separate_part_of
 from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.machine import SimulatedWorker
 
+SETS_MAX = 4096
+"""The most sets of functions whose common part is remembered."""
+
 
 class Durations:
     """Seconds of runs of these functions, which vary as their models say."""
@@ -63,6 +66,8 @@ class Durations:
     def _separate_part_of(self, functions: Sequence[SimulatedFunction]) -> float:
         ids = tuple(sorted(each.spec.id for each in functions))
         if ids not in self._separate_parts:
+            if len(self._separate_parts) == SETS_MAX:
+                self._separate_parts.clear()
             self._separate_parts[ids] = separate_part_of(*(sizes_of(each.spec.blobs) for each in functions))
         return self._separate_parts[ids]
 

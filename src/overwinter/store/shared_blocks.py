@@ -73,6 +73,15 @@ class SharedBlocks(Generic[H]):
                 self.nbytes -= block.nbytes
         return max(0.0, per_holder - holding.per_holder)
 
+    def release_all(self, now: float) -> dict[H, float]:
+        """Remove all holders, and return the byte-seconds that each owes."""
+        until = {address: block.per_holder_until(now) for address, block in self._blocks.items()}
+        holdings, self._holdings, self._blocks, self.nbytes = self._holdings, {}, {}, 0
+        return {
+            holder: max(0.0, sum(map(until.__getitem__, holding.sizes)) - holding.per_holder)
+            for holder, holding in holdings.items()
+        }
+
     def uncharged(self, holder: H, now: float) -> float:
         """Return the byte-seconds that `holder` owes until now."""
         holding = self._holdings.get(holder)

@@ -98,6 +98,13 @@ class TrackedDevice(Generic[T]):
             tally.device_byte_s += self.blocks.release(function, now)
             tally.devices_with_blocks -= 1
 
+    def forget_all(self, now: Seconds) -> None:
+        """The device is empty."""
+        for function, owed in self.blocks.release_all(now).items():
+            tally = self.residents.pop(function)
+            tally.device_byte_s += owed
+            tally.devices_with_blocks -= 1
+
 
 class TrackedPool(Generic[T]):
     """All devices. Other threads may read while steps are observed."""
@@ -151,8 +158,7 @@ class TrackedPool(Generic[T]):
             self._empty(executor.device, now)
 
     def _empty(self, device: TrackedDevice[T], now: Seconds) -> None:
-        for function in list(device.residents):
-            device.forget(function, now)
+        device.forget_all(now)
 
     # Runs
 

@@ -109,7 +109,7 @@ class Tracker(Hooks[T]):
             Evict: self._evict,
             StartExecutor: self.pool.start,
             PrepareOnDevice: self.pool.prepare,
-            RunOnDevice: self._run_on_device,
+            RunOnDevice: lambda action, now: self.pool.run(action, self.specs, self.tally_of, now),
             Explanation: self._explain,
             LoadFinished: self._load_finished,
         }
@@ -162,7 +162,9 @@ class Tracker(Hooks[T]):
         self._answered(tally, action, seconds, now)
 
     def _run(self, action: Run, now: Seconds) -> None:
-        worker = self.workers[action.worker]
+        worker = self.workers.get(action.worker)
+        if worker is None:
+            return
         if not (worker.runs or worker.binds):
             worker.busy_since = now
         batch, function = len(action.requests), action.function or worker.function
@@ -254,8 +256,9 @@ class Tracker(Hooks[T]):
         worker.set_memory(nbytes, now)
 
     def _bind(self, action: Bind, now: Seconds) -> None:
-        tally = self.tally_of(self.specs[action.function])
-        self.workers[action.worker].begin_bind(action.function, tally, now)
+        if action.worker in self.workers:
+            tally = self.tally_of(self.specs[action.function])
+            self.workers[action.worker].begin_bind(action.function, tally, now)
 
     def _bound(self, event: Bound, now: Seconds) -> None:
         if event.worker in self.workers:
@@ -276,9 +279,6 @@ class Tracker(Hooks[T]):
             self.pool.unbind(action, now)
 
     # Devices
-
-    def _run_on_device(self, action: RunOnDevice, now: Seconds) -> None:
-        self.pool.run(action, self.specs, self.tally_of, now)
 
     def _end_run_on_device(self, executor: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
         run = self.pool.end_run(executor, event, now)
