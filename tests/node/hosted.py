@@ -25,12 +25,19 @@ class HostedNode:
             scheduler=SchedulerConfig(devices=(DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=1 << 20),)),
         )
         self._runner = asyncio.Runner()
-        self._runner.run(self._start())
+        try:
+            self._runner.run(self._start())
+        except BaseException:
+            self._runner.close()
+            raise
 
     async def _start(self) -> None:
         self._over, self._node = asyncio.Event(), asyncio.get_running_loop().create_future()
         self._hosting = asyncio.create_task(self._host())
         await asyncio.wait([self._hosting, self._node], return_when=asyncio.FIRST_COMPLETED)
+        if self._hosting.done():
+            # The node could not start: raise why.
+            await self._hosting
 
     async def _host(self) -> None:
         """Start and stop the node in one task, as a daemon does."""

@@ -65,17 +65,19 @@ def parts(tmp_path):
 def test_a_node_that_stops_before_a_pass_begins_closes_its_files(parts):
     async def scene():
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        busy = threading.Event()
-        asyncio.get_running_loop().run_in_executor(None, busy.wait)
-        before = len(os.listdir("/proc/self/fd"))
-        comparing = asyncio.create_task(parts.accounting.compare())
-        await asyncio.sleep(0)
-        assert len(os.listdir("/proc/self/fd")) == before + 1
-        comparing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await comparing
-        assert len(os.listdir("/proc/self/fd")) == before
-        busy.set()
+        free = threading.Event()
+        asyncio.get_running_loop().run_in_executor(None, free.wait)
+        try:
+            before = len(os.listdir("/proc/self/fd"))
+            comparing = asyncio.create_task(parts.accounting.compare())
+            await asyncio.sleep(0)
+            assert len(os.listdir("/proc/self/fd")) == before + 1
+            comparing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await comparing
+            assert len(os.listdir("/proc/self/fd")) == before
+        finally:
+            free.set()
 
     with open("/proc/self/smaps", "rb") as smaps:
         parts.processes.zygotes.append(smaps.fileno())

@@ -188,20 +188,23 @@ def test_the_next_start_removes_groups_of_a_killed_node_but_not_of_a_running_one
     nodes = [
         subprocess.Popen([sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(2)
     ]
-    for node in nodes:
-        assert node.stdout.readline()
-    killed, lives = nodes
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    before = len(places(parents, f"{NAME_PREFIX}{lives.pid}-"))
-    assert places(parents, f"{NAME_PREFIX}{killed.pid}-")
-    Groups()
-    assert not places(parents, f"{NAME_PREFIX}{killed.pid}-")
-    assert len(places(parents, f"{NAME_PREFIX}{lives.pid}-")) == before > 0
-    lives.kill()
-    for node in nodes:
-        node.communicate()
-    Groups()
+    try:
+        for node in nodes:
+            assert node.stdout.readline()
+        killed, lives = nodes
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        before = len(places(parents, f"{NAME_PREFIX}{lives.pid}-"))
+        assert places(parents, f"{NAME_PREFIX}{killed.pid}-")
+        Groups()
+        assert not places(parents, f"{NAME_PREFIX}{killed.pid}-")
+        assert len(places(parents, f"{NAME_PREFIX}{lives.pid}-")) == before > 0
+    finally:
+        for node in nodes:
+            node.kill()
+            node.communicate()
+        # It also removes what they left.
+        Groups()
     assert not places(parents, f"{NAME_PREFIX}{lives.pid}-")
 
 
@@ -212,12 +215,14 @@ def test_a_group_that_another_node_removes_before_it_is_locked_is_created_again(
     fcntl.flock(other, fcntl.LOCK_EX)
     claiming = threading.Thread(target=groups._claim, args=(place,))
     claiming.start()
-    waits = f":{place.stat().st_ino} "
-    while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
-        assert claiming.is_alive()
-    place.rmdir()
-    os.close(other)
-    claiming.join()
+    try:
+        waits = f":{place.stat().st_ino} "
+        while not any("->" in line and waits in line for line in Path("/proc/locks").read_text().splitlines()):
+            assert claiming.is_alive()
+        place.rmdir()
+    finally:
+        os.close(other)
+        claiming.join()
     _remove_left(place)
     assert place.exists()
     groups.close()
@@ -236,12 +241,15 @@ def test_new_groups_stay_while_other_nodes_remove_old_ones(tmp_path):
 
     removing = threading.Thread(target=remove)
     removing.start()
-    for place in places:
-        groups._claim(place)
-    made.set()
-    removing.join()
-    assert all(place.exists() for place in places)
-    groups.close()
+    try:
+        for place in places:
+            groups._claim(place)
+        made.set()
+        removing.join()
+        assert all(place.exists() for place in places)
+    finally:
+        made.set()
+        groups.close()
 
 
 @pytest.mark.parametrize("membership", ["4:pids:/outer/node\n", "no table\n4:pids:\n::\n4:pids:/outer/node\n"])

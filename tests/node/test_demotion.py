@@ -67,10 +67,12 @@ def test_the_demotion_of_an_ended_worker_does_not_reach_a_process_with_its_descr
         try:
             found = os.pidfd_open(other.pid)
             os.dup2(found, worker.pidfd)
-            worker.demoted(None)
-            assert other.poll() is None
-            os.close(worker.pidfd)
-            os.close(found)
+            try:
+                worker.demoted(None)
+                assert other.poll() is None
+            finally:
+                os.close(worker.pidfd)
+                os.close(found)
         finally:
-            other.communicate(timeout=10)
+            other.communicate()
         assert other.returncode == 1

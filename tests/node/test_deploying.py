@@ -124,13 +124,16 @@ def test_versions_are_unloaded_and_removed_some_in_each_iteration_of_the_loop(de
             patch.setattr(node._loop, "post", partial(counted, node._loop.post))
             patch.setattr(node.repository, "remove", lambda name, version: list(range(1, versions + 1)))
             watching = asyncio.create_task(watch())
-            for act in (node.unload, node.remove):
-                posted.clear()
-                await act(manifest.name, None)
-                await asyncio.sleep(0)
-                assert posted == every
-                assert 0 < most <= STARTED_MAX
-            watching.cancel()
+            try:
+                for act in (node.unload, node.remove):
+                    posted.clear()
+                    most = 0
+                    await act(manifest.name, None)
+                    await asyncio.sleep(0)
+                    assert posted == every
+                    assert 0 < most <= STARTED_MAX
+            finally:
+                watching.cancel()
         assert not any(each.deployment.name == manifest.name for each in node._registry.deployed_functions())
         node.repository.remove(manifest.name, None)
 
@@ -167,12 +170,15 @@ def test_the_owner_of_a_function_is_found_without_reading_all_functions(deployin
             patch.setattr(Runs, "worker_ready", lambda *what: ready.append(what))
             deploy = asyncio.create_task(node.deploy(manifest))
             await until(lambda: ready)
-            patch.setattr(node._registry, "functions", Unread(node._registry.functions))
-            assert node.owner(manifest.name) == manifest.tenant
-            with pytest.raises(NotFoundError):
-                node.owner("absent")
-        worker_ready(*ready.pop())
-        await deploy
+            try:
+                patch.setattr(node._registry, "functions", Unread(node._registry.functions))
+                assert node.owner(manifest.name) == manifest.tenant
+                with pytest.raises(NotFoundError):
+                    node.owner("absent")
+            finally:
+                patch.undo()
+                worker_ready(*ready.pop())
+                await deploy
         with monkeypatch.context() as patch:
             patch.setattr(node._registry, "functions", Unread(node._registry.functions))
             assert node.owner(manifest.name) == manifest.tenant
@@ -222,11 +228,13 @@ def test_a_deploy_that_is_cancelled_while_it_is_registered_leaves_nothing(deploy
         with monkeypatch.context() as patch:
             patch.setattr(node.repository, "register", slow)
             deploy = asyncio.create_task(node.deploy(manifest))
-            await until(registered.is_set)
-        deploy.cancel()
-        await asyncio.sleep(0)
-        go.set()
-        with pytest.raises(asyncio.CancelledError):
-            await deploy
+            try:
+                await until(registered.is_set)
+                deploy.cancel()
+                await asyncio.sleep(0)
+            finally:
+                go.set()
+            with pytest.raises(asyncio.CancelledError):
+                await deploy
 
     deploying(scene)

@@ -215,14 +215,16 @@ class Pool:
 def pool_of(rig, devices, root):
     """Yield a pool of these devices, without executors afterwards."""
     pool = Pool(rig, devices, root)
-    yield pool
 
     async def clear():
         for executor in list(pool.effects.executors._executors):
             await pool.stop(executor, kill=True)
 
-    rig.run(clear())
-    pool.hosts.close()
+    try:
+        yield pool
+    finally:
+        rig.run(clear())
+        pool.hosts.close()
 
 
 @pytest.fixture
@@ -256,6 +258,7 @@ def test_an_executor_answers_as_a_worker_does(rig, pool, name):
         assert pool.answers() == wanted_whole
         ended = await pool.run(executor, function, one, one)
         assert ended.failures == ()
+        assert all(map(near, pool.answers(), wanted * 2, [BOUNDS["float32"]] * 2))
         assert len(pool.answers()) == 2
 
     rig.run(scene())
@@ -278,9 +281,8 @@ def test_a_variant_moves_only_its_own_blocks_and_eviction_costs_nothing(rig, poo
         own = {address: nbytes for address, nbytes in first.block_bytes.items() if address not in second.block_bytes}
         assert (await pool.run(executor, first)).moved_bytes == sum(own.values())
         assert pool.answers() == wanted
-        assert (await pool.run(executor, first, evict=(first, second, other))).moved_bytes == sum(
-            first.block_bytes.values()
-        )
+        ended = await pool.run(executor, first, evict=(first, second, other))
+        assert ended.moved_bytes == sum(first.block_bytes.values())
         assert pool.answers() == wanted
 
     rig.run(scene())
@@ -381,10 +383,8 @@ def test_a_function_that_is_unbound_is_not_mapped_and_not_on_the_device(rig, poo
 
 
 def test_the_first_request_moves_nothing_where_the_blocks_were_brought_before(rig, pool):
-    function, large = (
-        variant("minilm", 0),
-        Function(Lookup(300_000), {"x": torch.zeros(2, dtype=torch.int64)}, name="l"),
-    )
+    function = variant("minilm", 0)
+    large = Function(Lookup(300_000), {"x": torch.zeros(2, dtype=torch.int64)}, name="l")
     pool.deploy(function, large)
 
     async def scene():

@@ -129,9 +129,9 @@ def scene(rig):
 
 
 @pytest.fixture
-def ungrouped(scene):
+def ungrouped(scene, monkeypatch):
     """A scene on a system where no control group counts the memory of tenants."""
-    scene.rig.processes.zygotes.groups.memory = None
+    monkeypatch.setattr(scene.rig.processes.zygotes.groups, "memory", None)
     return scene
 
 

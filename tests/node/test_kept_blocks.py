@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -91,11 +93,15 @@ class Member(Function):
         [fd] = self.host.open([address])
         return fd
 
-    def remove(self) -> int:
-        """Remove the blocks from the host store, and return a descriptor of the first one."""
+    @contextmanager
+    def removed(self) -> Iterator[int]:
+        """Remove the blocks from the host store, and yield a descriptor of the first one."""
         fd = self.open_blob(self.deployed.weight_blocks[0].address)
-        self.host.drop(self.host.resident())
-        return fd
+        try:
+            self.host.drop(self.host.resident())
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def is_free(fd: int) -> bool:
@@ -127,10 +133,12 @@ class Scene:
         self.worker = await self.rig.start_worker(self.first, members=[self.second, self.third])
         assert await self.rig.bind(self.worker, self.second) is None
 
-    def unbind(self) -> int:
-        """Unbind the second function and remove its blocks, as the node does."""
+    @contextmanager
+    def unbound(self) -> Iterator[int]:
+        """Unbind the second function and remove its blocks, as the node does; yield a descriptor of one."""
         self.rig.unbind(self.worker, self.second)
-        return self.second.remove()
+        with self.second.removed() as block:
+            yield block
 
     async def survives(self) -> None:
         """Check more often than it takes to end a worker; it still answers."""
@@ -158,15 +166,14 @@ def test_a_worker_that_keeps_a_removed_block_is_ended_and_the_memory_is_free(rig
 
     async def act():
         await scene.start()
-        block = scene.unbind()
-        if keeps == "descriptor" and os.geteuid() != 0:
-            # An ordinary user may not see the descriptors of a worker. That ends no worker.
-            await scene.survives()
-            assert not is_free(block)
-        else:
-            await scene.is_ended()
-            await until(lambda: is_free(block))
-        os.close(block)
+        with scene.unbound() as block:
+            if keeps == "descriptor" and os.geteuid() != 0:
+                # An ordinary user may not see the descriptors of a worker. That ends no worker.
+                await scene.survives()
+                assert not is_free(block)
+            else:
+                await scene.is_ended()
+                await until(lambda: is_free(block))
 
     rig.run(act())
 
@@ -182,10 +189,9 @@ def test_a_worker_that_releases_removed_blocks_goes_on(rig, directory):
         fails.append(rig.begin(scene.worker, scene.second, x=torch.ones(1, 3)))
         await rig.ended(*fails)
         assert all(map(rig.failures, fails))
-        block = scene.unbind()
-        await until(lambda: is_free(block))
-        await scene.survives()
-        os.close(block)
+        with scene.unbound() as block:
+            await until(lambda: is_free(block))
+            await scene.survives()
 
     rig.run(act())
 
@@ -197,8 +203,8 @@ def test_a_worker_may_keep_what_is_still_in_the_host_store(rig, directory):
         await scene.start()
         rig.unbind(scene.worker, scene.second)
         await scene.survives()
-        os.close(scene.second.remove())
-        await scene.is_ended()
+        with scene.second.removed():
+            await scene.is_ended()
 
     rig.run(act())
 
@@ -210,8 +216,8 @@ def test_removed_blocks_of_a_bound_function_do_not_count_but_their_former_copies
         await scene.start()
         assert await rig.bind(scene.worker, scene.third) is None
         rig.unbind(scene.worker, scene.third)
-        os.close(scene.second.remove())
-        await scene.survives()
+        with scene.second.removed():
+            await scene.survives()
         rig.unbind(scene.worker, scene.second)
         scene.second.load()
         assert await rig.bind(scene.worker, scene.second) is None
@@ -233,15 +239,14 @@ def test_a_worker_that_is_busy_since_before_the_order_may_release_later(rig, dir
         else:
             results = rig.begin_bind(scene.worker, scene.third)
             is_done = lambda: results  # noqa: E731
-        block = scene.unbind()
-        for _ in range(3):
-            await scene.kept.check()
-        assert not is_free(block)
-        os.kill(scene.worker.pid, signal.SIGCONT)
-        await until(is_done)
-        await until(lambda: is_free(block))
-        await scene.survives()
-        os.close(block)
+        with scene.unbound() as block:
+            for _ in range(3):
+                await scene.kept.check()
+            assert not is_free(block)
+            os.kill(scene.worker.pid, signal.SIGCONT)
+            await until(is_done)
+            await until(lambda: is_free(block))
+            await scene.survives()
 
     rig.run(act())
 
@@ -303,9 +308,11 @@ def test_a_node_ends_the_worker_of_a_removed_function_that_keeps_its_blocks(dire
             await answer(leaves)
             [worker] = node.parts.processes.workers()
             [block] = node.parts.hosts.store(SHARED).open([leaves.deployed.weight_blocks[0].address])
-            await node.remove(leaves.deployed.manifest.name, None)
-            await until(lambda: worker.over and is_free(block))
-            os.close(block)
+            try:
+                await node.remove(leaves.deployed.manifest.name, None)
+                await until(lambda: worker.over and is_free(block))
+            finally:
+                os.close(block)
             await answer(stays)
 
     asyncio.run(scene())

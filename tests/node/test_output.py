@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -88,16 +90,21 @@ def test_lines_that_are_dropped_are_only_counted(monkeypatch):
     assert f"{60_002 - output.LINES_MAX} more lines" in said[-1]
 
 
-def tenants_that_print(loud: int, lines: int) -> tuple[LogLines, list[Output]]:
-    """Return the log, and pipes with output: `loud` pipes of one tenant with `lines` lines each, and one of another
+@contextmanager
+def tenants_that_print(loud: int, lines: int) -> Iterator[tuple[LogLines, list[Output]]]:
+    """Yield the log, and pipes with output: `loud` pipes of one tenant with `lines` lines each, and one of another
     tenant with one line.
     """
     said = LogLines()
     outputs = Outputs(said)
     pipes = [outputs.open(f"loud {at}", "loud") for at in range(loud)] + [outputs.open("quiet", "quiet")]
-    for pipe in pipes:
-        os.write(pipe.far_end, b"x\n" * (lines if pipe.tenant == "loud" else 1))
-    return said, pipes
+    try:
+        for pipe in pipes:
+            os.write(pipe.far_end, b"x\n" * (lines if pipe.tenant == "loud" else 1))
+        yield said, pipes
+    finally:
+        for pipe in pipes:
+            pipe.close()
 
 
 def test_pipes_are_read_some_at_a_time_in_turns_of_the_tenants(monkeypatch):
@@ -106,13 +113,11 @@ def test_pipes_are_read_some_at_a_time_in_turns_of_the_tenants(monkeypatch):
     monkeypatch.setattr(Output, "read", lambda self: read.append(self.tenant))
 
     async def scene() -> None:
-        _, pipes = tenants_that_print(40, 1)
-        await until(lambda: read)
-        assert len(read) == output.PIPES_AT_ONCE
-        assert read.index("quiet") < 2
-        assert read.count("loud") == output.PIPES_AT_ONCE - 1
-        for pipe in pipes:
-            pipe.close()
+        with tenants_that_print(40, 1):
+            await until(lambda: read)
+            assert len(read) == output.PIPES_AT_ONCE
+            assert read.index("quiet") < 2
+            assert read.count("loud") == output.PIPES_AT_ONCE - 1
 
     asyncio.run(scene())
 
@@ -123,24 +128,22 @@ def test_the_lines_of_all_processes_of_a_tenant_are_limited_and_others_lose_none
     monkeypatch.setattr(output, "WINDOW_S", 3600)
 
     async def scene() -> None:
-        said, pipes = tenants_that_print(30, 20)
-        await until(lambda: any(line.startswith("quiet") for line in said))
-        assert said.count("quiet: x") == 1
-        # Until the quiet tenant printed, the loud one could use the whole limit.
-        assert 50 <= len(said) - 1 <= 100
-        pipes[0]._outputs._end_window()
-        reports = [line for line in said if "dropped" in line]
-        assert len(reports) == output.REPORTS_MAX + 1
-        assert "other processes of tenant loud were dropped" in reports[-1]
-        dropped = sum(int(line.split(" more lines")[0].split()[-1]) for line in reports)
-        assert dropped + sum(line.endswith(": x") for line in said) == 30 * 20 + 1
-        said.clear()
-        for pipe in pipes:
-            os.write(pipe.far_end, b"x\n" * 20)
-        await until(lambda: any(line.startswith("quiet") for line in said))
-        assert [line.startswith("quiet") for line in said].count(True) == 20
-        assert len(said) == 50 + 20
-        for pipe in pipes:
-            pipe.close()
+        with tenants_that_print(30, 20) as (said, pipes):
+            await until(lambda: any(line.startswith("quiet") for line in said))
+            assert said.count("quiet: x") == 1
+            # Until the quiet tenant printed, the loud one could use the whole limit.
+            assert 50 <= len(said) - 1 <= 100
+            pipes[0]._outputs._end_window()
+            reports = [line for line in said if "dropped" in line]
+            assert len(reports) == output.REPORTS_MAX + 1
+            assert "other processes of tenant loud were dropped" in reports[-1]
+            dropped = sum(int(line.split(" more lines")[0].split()[-1]) for line in reports)
+            assert dropped + sum(line.endswith(": x") for line in said) == 30 * 20 + 1
+            said.clear()
+            for pipe in pipes:
+                os.write(pipe.far_end, b"x\n" * 20)
+            await until(lambda: any(line.startswith("quiet") for line in said))
+            assert [line.startswith("quiet") for line in said].count(True) == 20
+            assert len(said) == 50 + 20
 
     asyncio.run(scene())

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,8 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
     assert not rig.exits(rests.worker)
     assert any("spins@1 is stopped" in line for line in said)
     assert [result.what for result in statistics.tallies["spins"].decisions] == ["stop"]
-    usage_file = UsageFile(tmp_path / "usage.sqlite")
-    rested, spun = Meter(statistics, usage_file, said.append).usage(None, 2.0, 2.0)
-    usage_file.close()
+    with closing(UsageFile(tmp_path / "usage.sqlite")) as usage_file:
+        rested, spun = Meter(statistics, usage_file, said.append).usage(None, 2.0, 2.0)
     assert (rested.function, spun.function) == ("rests", "spins")
     assert spun.core_ms >= 2 * BOUND_S * 1e3
     assert rested.core_ms == 0.0
@@ -131,7 +131,7 @@ class Scene:
         return [result.what for result in self.statistics.tallies["f"].decisions]
 
 
-def test_a_worker_that_computes_outside_runs_is_demoted_and_gets_no_more_runs(machine):
+def test_a_worker_that_computes_outside_runs_is_demoted_and_reported_once(machine):
     scene = Scene(machine)
 
     async def act():

@@ -112,7 +112,7 @@ def test_an_executor_that_dies_while_it_copies_leaves_the_peer_as_it_was(rig, po
     rig.run(scene())
 
 
-def test_another_tenant_s_device_gives_nothing(rig, pool, variants):
+def test_the_device_of_another_tenant_gives_nothing(rig, pool, variants):
     function = variants[0]
     pool.deploy(function)
 

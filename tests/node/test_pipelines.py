@@ -7,6 +7,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -238,7 +239,7 @@ class Data(bytearray):
 
 
 def released_by_a_failure(functions, pipelines, **works):
-    """Return which tensors are released before a garbage collection if the stages that do `works` fail."""
+    """Return which tensors are released before a garbage collection when a pipeline fails. `works`: those of stages."""
     released = []
 
     async def make(inputs):
@@ -258,17 +259,8 @@ def released_by_a_failure(functions, pipelines, **works):
 
 
 def test_tensors_of_a_failed_pipeline_are_released_without_a_garbage_collection(functions, pipelines):
-    begun = asyncio.Event()
-
-    async def fail(inputs):
-        await begun.wait()
-        raise OverloadedError("512 requests waiting")
-
-    async def hang(inputs):
-        begun.set()
-        await asyncio.Event().wait()
-
-    assert released_by_a_failure(functions, pipelines, triple=fail, negate=hang) == ["first:y"]
+    fail_beside_another(functions, OverloadedError("512 requests waiting"))
+    assert released_by_a_failure(functions, pipelines) == ["first:y"]
 
 
 def test_the_inputs_of_a_failed_stage_are_released_without_a_garbage_collection(functions, pipelines):
@@ -536,18 +528,18 @@ def test_a_pipeline_is_replaced_and_restored(functions, pipelines, tmp_path):
     changed = msgspec.structs.replace(FORK, outputs={"l": "left:y", "r": "right:y"})
     for pipeline in (FORK, changed):
         asyncio.run(pipelines.deploy(pipeline, "tests"))
-    again = Pipelines(functions, functions.infer, Repository(tmp_path))
-    again.restore()
-    for known in (pipelines, again):
-        assert [view.version for view in known.views()] == [2]
-        assert [spec.name for spec in known.view("fork", 2).outputs] == ["l", "r"]
-        with pytest.raises(NotFoundError, match="'fork' has only version 2, not 1"):
-            known.view("fork", 1)
-    asyncio.run(pipelines.remove("fork", None))
-    assert "fork" not in pipelines
-    again.restore()
-    assert list(again.views()) == []
-    again._repository.close()
+    with closing(Repository(tmp_path)) as repository:
+        again = Pipelines(functions, functions.infer, repository)
+        again.restore()
+        for known in (pipelines, again):
+            assert [view.version for view in known.views()] == [2]
+            assert [spec.name for spec in known.view("fork", 2).outputs] == ["l", "r"]
+            with pytest.raises(NotFoundError, match="'fork' has only version 2, not 1"):
+                known.view("fork", 1)
+        asyncio.run(pipelines.remove("fork", None))
+        assert "fork" not in pipelines
+        again.restore()
+        assert list(again.views()) == []
 
 
 def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_disk(pipelines, monkeypatch):
@@ -556,7 +548,7 @@ def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_d
 
     def put_slowly(*arguments):
         stored = put(*arguments)
-        assert may_return.wait(5)
+        assert may_return.wait(60)
         return stored
 
     async def scene():
@@ -565,8 +557,10 @@ def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_d
         deploying = asyncio.create_task(pipelines.deploy(FORK, "tests"))
         await until(lambda: [stored.version for stored in repository.pipelines()] == [2])
         removing = asyncio.create_task(pipelines.remove("fork", None))
-        await asyncio.wait([removing], timeout=0.05)
-        may_return.set()
+        try:
+            await until(lambda: pipelines.changing._waiting or removing.done())
+        finally:
+            may_return.set()
         await asyncio.gather(deploying, removing)
 
     asyncio.run(scene())

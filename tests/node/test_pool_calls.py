@@ -1,6 +1,7 @@
 """Calls of programs for workers: what is reserved for a request ends with it."""
 
 import asyncio
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -74,10 +75,10 @@ def test_inputs_of_a_call_without_room_are_not_copied():
         # `copies` is None, so a copy would fail.
         pool_calls = PoolCalls(Program([payload], bool), None, processes, None, None)
         run = _Run({function.id: function}, {0: function.id})
-        process = SimpleNamespace(slots=[Slot(None, SharedBuffer.make("test"))], over=False)
         message = PoolCall(1, function.id, 0, (TensorMeta("x", "FP32", (NBYTES // 16, 4), NBYTES),))
-        await pool_calls._answer(process, run, function, function, message)
-        process.slots[0].outputs.close()
+        with closing(SharedBuffer.make("test")) as buffer:
+            process = SimpleNamespace(slots=[Slot(None, buffer)], over=False)
+            await pool_calls._answer(process, run, function, function, message)
 
     asyncio.run(scene())
     [computed] = sent
@@ -118,15 +119,13 @@ def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
 
     async def scene() -> None:
         processes = SimpleNamespace(forks=SimpleNamespace(give_up=lambda _, reason: ended.append(reason)))
-        worker = WorkerProcess(1, function, function.load_message(), None, process_files())
         function.program, function.handler_only = function, True
-        async with asyncio.TaskGroup() as tasks:
-            pool_calls = PoolCalls(None, None, processes, tasks, lines)
-            monkeypatch.setattr(pool_calls, "_answer", mistaken)
-            pool_calls.begin(worker, 1, 0, [function], [1])
-            pool_calls.call(worker, None, PoolCall(1, function.id, 0, ()))
-        worker.close_far_end()
-        worker.close()
+        with closing(WorkerProcess(1, function, function.load_message(), None, process_files())) as worker:
+            async with asyncio.TaskGroup() as tasks:
+                pool_calls = PoolCalls(None, None, processes, tasks, lines)
+                monkeypatch.setattr(pool_calls, "_answer", mistaken)
+                pool_calls.begin(worker, 1, 0, [function], [1])
+                pool_calls.call(worker, None, PoolCall(1, function.id, 0, ()))
 
     asyncio.run(scene())
     assert ["KeyError: 7" in text for text in (*ended, *lines)] == [True, True]

@@ -39,7 +39,7 @@ def deploy(data, *names: str) -> None:
     repository.close()
 
 
-def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, tmp_path_factory, monkeypatch):
+def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, monkeypatch):
     """This was observed with `slo_ms = 5e-324`: the daemon ended, and ended again at each start."""
     deploy(tmp_path / "data", "bad", "good")
     said = LogLines()

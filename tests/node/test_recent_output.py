@@ -27,7 +27,7 @@ def test_output_is_kept_for_the_workers_family(rig):
         stranger = Function(Same(), X, TALK, name="stranger", tenant="other")
         worker = await rig.start_worker(one, members=[sibling])
         other = await rig.start_worker(stranger)
-        await rig.bind(worker, sibling)
+        assert await rig.bind(worker, sibling) is None
         await rig.ended(rig.begin(worker, one, x=torch.zeros(1, 4)), rig.begin(other, x=torch.zeros(7, 4)))
         await until(lambda: texts(one) and texts(stranger))
         assert texts(one) == texts(sibling) == ["it was 1"]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -76,11 +77,10 @@ def play(function: Function, budget: Budget, count: int, scene: Callable[[Worker
 
     async def played() -> Worker:
         worker = Worker(function, budget, count)
-        scene(worker)
-        if not worker.process.over:
-            await until(lambda: worker.events)
-        worker.process.close_far_end()
-        worker.process.close()
+        with closing(worker.process):
+            scene(worker)
+            if not worker.process.over:
+                await until(lambda: worker.events)
         return worker
 
     return asyncio.run(played())
@@ -167,17 +167,16 @@ def test_an_impossible_answer_reserves_nothing(function: Function, copied: list[
 
 def test_a_copy_of_inputs_ends_with_its_process(function: Function, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> bytes:
-        process = WorkerProcess(1, function.deployed, function.deployed.load_message(), None, process_files())
         put = SharedBuffer.put
 
         def ends(buffer: SharedBuffer, at: int, data: bytes) -> None:
             put(buffer, at, data)
             process.over = at == 64
 
-        monkeypatch.setattr(SharedBuffer, "put", ends)
-        process.copy_inputs(0, [Tensor("x", "INT8", (64,), bytes([number]) * 64) for number in (1, 2, 3)])
-        copied = bytes(process.slots[0].inputs.view[:192])
-        process.close()
-        return copied
+        made = WorkerProcess(1, function.deployed, function.deployed.load_message(), None, process_files())
+        with closing(made) as process:
+            monkeypatch.setattr(SharedBuffer, "put", ends)
+            process.copy_inputs(0, [Tensor("x", "INT8", (64,), bytes([number]) * 64) for number in (1, 2, 3)])
+            return bytes(process.slots[0].inputs.view[:192])
 
     assert asyncio.run(scene()) == bytes([1]) * 64 + bytes([2]) * 64 + bytes(64)

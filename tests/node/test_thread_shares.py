@@ -44,16 +44,18 @@ def test_a_zygote_with_threads_is_ended_before_any_worker(rig):
         subprocess.Popen([sys.executable, "-c", threads], stdout=subprocess.PIPE) as double,
         subprocess.Popen(["sleep", "600"]) as honest,
     ):
-        assert double.stdout.readline() == b"started\n"
-        zygotes = {name: SimpleNamespace(pid=process.pid) for name, process in (("eve", double), ("ada", honest))}
-        processes = SimpleNamespace(
-            workers=lambda: pytest.fail("no worker is looked at"),
-            zygotes=SimpleNamespace(tenants=zygotes, lose=lambda zygote, why: lost.append(zygote)),
-        )
-        watch = ThreadShares(processes, SimpleNamespace(threads=lambda: (4 * THREADS - 1, 4 * THREADS)), print)
-        rig.run(watch.check())
-        double.kill()
-        honest.kill()
+        try:
+            assert double.stdout.readline() == b"started\n"
+            zygotes = {name: SimpleNamespace(pid=process.pid) for name, process in (("eve", double), ("ada", honest))}
+            processes = SimpleNamespace(
+                workers=lambda: pytest.fail("no worker is looked at"),
+                zygotes=SimpleNamespace(tenants=zygotes, lose=lambda zygote, why: lost.append(zygote)),
+            )
+            watch = ThreadShares(processes, SimpleNamespace(threads=lambda: (4 * THREADS - 1, 4 * THREADS)), print)
+            rig.run(watch.check())
+        finally:
+            double.kill()
+            honest.kill()
     assert lost == [zygotes["eve"]]
 
 

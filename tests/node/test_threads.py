@@ -101,9 +101,15 @@ def test_one_tenant_gets_half_of_shared_threads():
 
 
 def test_a_node_that_may_start_no_thread_fails_at_its_start_with_the_reason(tmp_path):
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path))
+
+    async def scene():
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()):
+            raise AssertionError("it has started")
+
     before = threading.active_count()
     with no_more_threads(), pytest.raises(MachineError, match=r"pids\.max"):
-        Threads(NUMBER, "none")
+        asyncio.run(scene())
     assert threading.active_count() == before
 
 

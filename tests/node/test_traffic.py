@@ -1,3 +1,5 @@
+"""A promotion is checked against what other changes do at the same time."""
+
 import asyncio
 
 import msgspec

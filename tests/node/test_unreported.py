@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,28 +49,33 @@ time.sleep(600)
 @contextmanager
 def double(rig: Rig, whose: str):
     """Start a process in the place of eve's zygote."""
-    zygote = ZygoteProcess("eve", ForkLimits())
-    with rig.processes.zygotes.groups.entry("eve") as group:
+    zygotes = rig.processes.zygotes
+    with zygotes.groups.entry("eve") as group:
         if not group:
             pytest.skip("no control groups here")
+        zygote = zygotes.tenants["eve"] = ZygoteProcess("eve", ForkLimits())
         command = [sys.executable, "-c", FORKS, str(group[0]), whose]
         process = subprocess.Popen(command, pass_fds=[*group, zygote.far_end.fileno()], stdout=subprocess.PIPE)
-    rig.processes.zygotes.tenants["eve"] = zygote
-    rig.processes.zygotes.listen(zygote)
-    [listing] = rig.processes.zygotes.groups.listings()["eve"]
-    assert process.stdout is not None
-    with process, process.stdout:
-        assert process.stdout.readline() == b"forked\n"
-        zygote.pid, zygote.pidfd = process.pid, os.pidfd_open(process.pid)
-        yield zygote
-        rig.processes.zygotes.lose(zygote, "the test is over")
-        process.kill()
-        # The process was not forked by the base zygote, which kills those that such a zygote leaves.
-        with suppress(FileNotFoundError):
-            while left := listing.read_text().split():
-                for pid in map(int, left):
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+    zygotes.listen(zygote)
+    [listing] = zygotes.groups.listings()["eve"]
+    with process:
+        try:
+            assert process.stdout.readline() == b"forked\n"
+            zygote.pid, zygote.pidfd = process.pid, os.pidfd_open(process.pid)
+            yield zygote
+        finally:
+            zygotes.lose(zygote, "the test is over")
+            process.kill()
+            kill_all(listing)
+
+
+def kill_all(listing: Path) -> None:
+    """Kill the processes of a control group. The base zygote does not: it did not fork the zygote that left them."""
+    with suppress(FileNotFoundError):
+        while left := listing.read_text().split():
+            for pid in map(int, left):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ from overwinter.node.verifying import Verifier
 from overwinter.store.blocks import address_of
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
+from overwinter.store.sealing import CHUNK_BYTES
 from tests.node.log_lines import LogLines
 from tests.node.rig import until
 from tests.store.source import Source
 
-SHARE = 1e-6
+SHARE = 1e-9
 """With this share the pause after the first chunk of a block is many times as long as a test."""
 CONTENTS = {address_of(data): data for data in (bytes([number]) * (4 << 20) for number in range(4))}
 BLOBS = [Blob(address, len(data)) for address, data in CONTENTS.items()]
 NBYTES = sum(map(len, CONTENTS.values()))
-SECONDS = 3.0
 
 
 class Left:
@@ -33,7 +33,18 @@ class Left:
         self.hosts.sweep({"": BLOBS})
         self.host = self.hosts.store("")
         self.has_spare_core, self.lost, self.said = True, [], LogLines()
-        self.verifier = Verifier(self.hosts, SHARE, lambda: self.has_spare_core, self._lose, self.said)
+        self.core_checks = self.pauses = 0
+        self.verifier = Verifier(self.hosts, SHARE, self._check_cores, self._lose, self.said)
+        self._pause, self.verifier._pause = self.verifier._pause, self._count_and_pause
+
+    def _check_cores(self):
+        self.core_checks += 1
+        return self.has_spare_core
+
+    def _count_and_pause(self):
+        """Pause after a chunk of a block that was verified before."""
+        self.pauses += 1
+        self._pause()
 
     def _lose(self, name, address):
         self.lost.append((name, address))
@@ -60,7 +71,7 @@ def left(tmp_path):
 def test_blocks_of_an_earlier_node_are_verified_at_once_while_cores_are_idle(left):
     async def scene():
         assert len(left.host.unverified()) == len(BLOBS)
-        await until(lambda: not left.host.unverified(), SECONDS)
+        await until(lambda: not left.host.unverified())
 
     left.verify(scene)
     assert left.lost == []
@@ -70,20 +81,20 @@ def test_verification_uses_its_share_while_cores_are_busy_and_full_speed_when_id
     left.has_spare_core = False
 
     async def scene():
-        await until(lambda: left.host.verification.verified_bytes)
-        await asyncio.sleep(0.05)
-        assert left.host.unverified()
+        await until(lambda: left.core_checks > 2)
+        assert left.host.verification.verified_bytes == CHUNK_BYTES
         left.has_spare_core = True
-        await until(lambda: not left.host.unverified(), SECONDS)
+        await until(lambda: not left.host.unverified())
 
     left.verify(scene)
 
 
 def test_verified_blocks_are_verified_again_with_the_share_only(left):
     async def scene():
-        await until(lambda: left.host.verification.verified_bytes > NBYTES)
+        await until(lambda: left.pauses)
+        # Nothing happens in the pause for which a test could wait.
         await asyncio.sleep(0.05)
-        assert left.host.verification.verified_bytes < 2 * NBYTES
+        assert left.host.verification.verified_bytes == NBYTES + CHUNK_BYTES
 
     left.verify(scene)
 
@@ -97,9 +108,9 @@ def test_blocks_verified_meanwhile_have_no_priority(left):
         for address in others:
             assert left.host.verify(address)
         left.has_spare_core = True
-        await until(lambda: not left.host.unverified(), SECONDS)
-        await asyncio.sleep(0.05)
-        assert left.host.verification.verified_bytes < NBYTES + BLOBS[0].nbytes
+        await until(lambda: left.pauses)
+        assert left.host.unverified() == []
+        assert left.host.verification.verified_bytes == NBYTES + CHUNK_BYTES
 
     left.verify(scene)
 
@@ -121,7 +132,7 @@ def test_a_block_that_changed_while_no_node_ran_is_removed_and_reported(left):
     with path.open("r+b") as file:
         file.seek(1 << 20)
         file.write(b"x")
-    left.verify(lambda: until(lambda: left.lost and not left.host.unverified(), SECONDS))
+    left.verify(lambda: until(lambda: left.lost and not left.host.unverified()))
     assert left.lost == [("", victim)]
     assert [victim in line for line in left.said] == [True]
     assert sorted(left.host.resident()) == sorted(CONTENTS.keys() - {victim})

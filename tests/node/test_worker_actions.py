@@ -70,6 +70,7 @@ class Left:
 
         async def whole() -> None:
             self.rig.deploy(self.function)
+            effects = self.rig.effects
             async with asyncio.TaskGroup() as tasks:
                 try:
                     self.rig.effects = self.rig.effects_over(self.hosts, tasks)
@@ -80,6 +81,7 @@ class Left:
                     await scene()
                 finally:
                     self.may_hash.set()
+                    self.rig.effects = effects
 
         self.rig.run(whole())
 

@@ -3,6 +3,7 @@ does.
 """
 
 import asyncio
+import errno
 import os
 import random
 import resource
@@ -22,6 +23,7 @@ from overwinter.node.copying import THREADS
 from overwinter.node.output import Outputs
 from overwinter.node.runs import BUFFERS_IDLE_S
 from overwinter.node.workers import WorkerProcess
+from overwinter.node.zygote_process import ForkLimits, ZygoteProcess
 from overwinter.worker.buffer import KEPT_BYTES, LARGE_BYTES
 
 from .log_lines import LogLines, process_files
@@ -577,6 +579,28 @@ def test_a_worker_refused_for_too_few_descriptors_leaves_none(wide):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert os.listdir("/proc/self/fd") == held
         assert failures > 2 * 3
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("of", ["worker", "zygote"])
+def test_a_process_refused_for_too_little_memory_leaves_no_descriptor(wide, monkeypatch, of):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    # Each channel maps memory for its messages.
+    refusing = SimpleNamespace(mmap=refuse, MAP_PRIVATE=0, MAP_ANONYMOUS=0)
+    monkeypatch.setattr("overwinter.worker.channel.mmap", refusing)
+
+    async def scene():
+        load, held = wide.deployed.load_message(), os.listdir("/proc/self/fd")
+        make = {
+            "worker": lambda: WorkerProcess(1, wide.deployed, load, None, process_files()),
+            "zygote": lambda: ZygoteProcess("ada", ForkLimits()),
+        }
+        with pytest.raises(OSError, match="memory"):
+            make[of]()
+        assert os.listdir("/proc/self/fd") == held
 
     asyncio.run(scene())
 

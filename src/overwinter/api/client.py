@@ -47,8 +47,6 @@ ERRORS: dict[int, type[OverwinterError]] = {
 CHUNK_BYTES = 1 << 20
 ADDRESSES_MAX = 10_000
 """The most addresses of blocks in one query."""
-CONNECT_TIMEOUT_S = 10.0
-"""The longest time to open a connection."""
 GRACE_S = 5.0
 """How much longer than the request's own timeout the client waits, so that the node's refusal arrives."""
 T = TypeVar("T")
@@ -111,13 +109,7 @@ class Client:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         # The environment's proxies are not for a node, which is usually local. Reading certificates takes 40 ms.
         tls = not url.lower().startswith("http:")
-        self._http = httpx.Client(
-            base_url=url,
-            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
-            trust_env=False,
-            headers=headers,
-            verify=tls,
-        )
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers, verify=tls)
         self.last_answer: AnswerMetadata | None = None
         """How the last call of `infer` was answered."""
 

@@ -50,7 +50,7 @@ class AheadProcesses:
         no zygote or no resources. `listener` receives its events.
         """
         tenant = function.family.tenant
-        if tenant not in self._forker.zygotes.tenants:
+        if self._forker.forks.closing or tenant not in self._forker.zygotes.tenants:
             raise WorkerError(f"{tenant} has no zygote")
         try:
             process = WorkerProcess(worker, function, function.load_message(bare=True), listener, self._files)

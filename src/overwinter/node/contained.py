@@ -17,7 +17,7 @@ from overwinter.node.output import Outputs
 from overwinter.node.packed_answers import PackedAnswer, Received
 from overwinter.node.process_identity import kill
 from overwinter.worker.buffer import FILE_BYTES, KEPT_BYTES, SharedBuffer, Slot, offsets
-from overwinter.worker.channel import Channel, pair
+from overwinter.worker.channel import Channel, connected
 from overwinter.worker.messages import Answer, Failure, FromWorker
 
 
@@ -62,7 +62,7 @@ class ContainedProcess:
     ) -> None:
         """`tenant`: the only one whose functions it runs. `what`: its kind, as the log names it. `keep` gets its
         output. `outputs_bytes`: the most that the outputs of a run may have. Raises OSError when the system has no
-        descriptors left.
+        descriptors or memory left.
         """
         self._files = files
         self.worker = worker
@@ -105,10 +105,9 @@ class ContainedProcess:
             self.slots = [_slot(worker, outputs_bytes, undo) for _ in range(slots)]
             self.output = files.outputs.open(what, tenant, keep)
             undo.callback(self.output.close)
-            near_end, self.far_end = pair()
+            self.channel: Channel[Received]
+            self.channel, self.far_end = connected(Received, fds_max=0)  # type: ignore[arg-type]
             undo.pop_all()
-        near_end.setblocking(False)
-        self.channel: Channel[Received] = Channel(near_end, Received, fds_max=0)  # type: ignore[arg-type]
 
     def buffer_fds(self) -> list[int]:
         """The descriptors of its buffers, slot by slot."""

@@ -81,7 +81,6 @@ class NodeEffects:
         self._loop = asyncio.get_running_loop()
         self._threads = SharedThreads(LOAD_THREADS, "load")
         self._alarm: asyncio.TimerHandle | None = None
-        self._closed = False
         copies = Copies(processes.queue)
         self.pool_calls = PoolCalls(calls, copies, processes, tasks, log)
         self.runs = Runs(processes, registry.functions, calls.payloads, self.pool_calls, copies, post)
@@ -90,9 +89,7 @@ class NodeEffects:
         self.executors = Executors(registry, processes, self.runs, hosts, when_verified, config, post, log)
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, PLR0912
-        """Begin an action, unless the node stops."""
-        if self._closed:
-            return
+        """Begin an action."""
         match action:
             case Run():
                 self.runs.begin(action)
@@ -107,7 +104,9 @@ class NodeEffects:
                 self._load_blocks(self._functions[function], operation)
             case Drop(addresses, store):
                 self._hosts.store(store).begin_drop(addresses)
-                self._processes.files.closing.run(self._hosts.removals.remove)
+                if not self._processes.forks.closing:
+                    # A host store that is closed removes its files itself.
+                    self._processes.files.closing.run(self._hosts.removals.remove)
             case StartWorker():
                 self.worker_actions.start_worker(action)
             case ForkAhead(worker, function):
@@ -217,8 +216,7 @@ class NodeEffects:
             self._post(Alarm())
 
     def close(self) -> None:
-        """Begin no further action, cancel the alarm, and fail all requests and loads, because the node stops."""
-        self._closed = True
+        """Cancel the alarm, and fail all requests and loads, because the node stops."""
         self.worker_actions.close()
         self.pool_calls.close()
         if self._alarm is not None:

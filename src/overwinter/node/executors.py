@@ -30,7 +30,7 @@ from overwinter.node.runs import Runs
 from overwinter.node.worker_actions import lacks_blocks
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
-from overwinter.worker.channel import close_all
+from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
     BindFailed,
@@ -160,6 +160,8 @@ class Executors:
         order = ForkWorker(action.executor, uid_of(action.executor), memory_bytes, mapped_bytes, device=config)
         process = None
         try:
+            if self._processes.forks.closing:
+                raise ChannelClosedError("the node is stopping")
             process = ExecutorProcess(action, self._processes.files)
             self._executors[action.executor] = process
             self._processes.forks.listen(process, partial(self._handle, process), partial(self._ended, process))

@@ -57,6 +57,8 @@ class Forks:
         self._unread: set[ContainedProcess] = set()
         """The processes that have sent a message, and wait for their turn."""
         self._loop = asyncio.get_running_loop()
+        self.closing = False
+        """Whether all processes are being ended, and no other may be forked."""
         self._living: dict[WorkerId, ContainedProcess] = {}
         self._waiting: dict[TenantId | None, dict[WorkerId, ForkWorker]] = {}
         """The processes of each tenant that wait for a zygote; the tenant whose turn is longest ago is first."""
@@ -285,16 +287,17 @@ class Forks:
         process.on_end(reason)
 
     async def close(self) -> None:
-        """Kill all processes, zygotes included, and wait until they have ended."""
-        processes = list(self._living.values())
-        for process in processes:
+        """Kill all processes, zygotes included, and wait until they have ended; no other is forked after that."""
+        self.closing = True
+        for process in self._living.values():
             process.kill()
         for zygote in self._zygotes.every():
             zygote.workers.clear()
         await self._zygotes.close()
-        pidfds = [os.dup(process.pidfd) for process in processes if process.pidfd is not None]
+        pidfds = [os.dup(process.pidfd) for process in self._living.values() if process.pidfd is not None]
         await asyncio.to_thread(wait_until_ended, pidfds, GONE_S)
-        for process in processes:
+        # Without those that were stopped meanwhile before they were forked: they are closed.
+        for process in self._living.values():
             self._stop_listening(process)
             if process.pidfd is not None:
                 self._loop.remove_reader(process.pidfd)

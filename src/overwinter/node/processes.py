@@ -154,6 +154,8 @@ class Processes:
         fds: Sequence[int],
         listener: WorkerListener,
     ) -> WorkerProcess:
+        if self.forks.closing:
+            raise WorkerError("a worker could not be forked: the node is stopping")
         try:
             process = WorkerProcess(order.worker, function, load, listener, self.files)
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.contained import ContainedProcess
 from overwinter.node.process_identity import kill
-from overwinter.worker.channel import Channel, pair
+from overwinter.worker.channel import Channel, connected
 from overwinter.worker.messages import ForkWorker, FromZygote
 
 Pending = WorkerId | Literal["up", "pong", "program"]
@@ -53,7 +53,7 @@ class ZygoteProcess:
 
     def __init__(self, tenant: TenantId | None, limits: ForkLimits | None) -> None:
         """Create the record; the base zygote has neither tenant nor limits. Raises OSError when the system has no
-        descriptors left.
+        descriptors or memory left.
         """
         self.tenant = tenant
         self.limits = limits
@@ -79,9 +79,8 @@ class ZygoteProcess:
         self.preparation_timed_out = False
         self.last_fork_failed = False
         """Whether its last fork failed, and none of its workers has ended since that."""
-        near_end, self.far_end = pair()
-        near_end.setblocking(False)
-        self.channel: Channel[FromZygote] = Channel(near_end, FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
+        self.channel: Channel[FromZygote]
+        self.channel, self.far_end = connected(FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
 
     @property
     def can_fork(self) -> bool:

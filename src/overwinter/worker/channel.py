@@ -137,6 +137,20 @@ class Channel(Generic[In]):
         self._end.close()
 
 
+def connected(incoming: type[In], fds_max: int, names_sender: bool = False) -> tuple[Channel[In], socket.socket]:
+    """Create a channel that does not block, and the other process's end of it. Raises OSError when the system has no
+    descriptors or memory left.
+    """
+    near_end, far_end = pair()
+    try:
+        near_end.setblocking(False)
+        return Channel(near_end, incoming, fds_max, names_sender), far_end
+    except OSError:
+        near_end.close()
+        far_end.close()
+        raise
+
+
 def close_all(fds: Sequence[int]) -> None:
     """Close these descriptors."""
     for fd in fds:
