@@ -1,9 +1,12 @@
 """Functions of one family share workers: where each is bound, and what a failure affects."""
 
+from itertools import pairwise
+
 import pytest
 
 from overwinter.core.actions import Bind, Drop, Explanation, Refuse, Reply, Run, StartWorker, StopWorker, Unbind
-from overwinter.core.events import Bound, LoadAsked, MemoryMeasured, Removed, UnloadAsked, WorkerExited
+from overwinter.core.events import Bound, LoadAsked, MemoryMeasured, MemoryPressure, Removed, UnloadAsked, WorkerExited
+from overwinter.scheduler import binding, retention
 from overwinter.scheduler.shared_runs import SUSPECT_RUNS
 from tests.scheduler.world import World, spec
 
@@ -350,3 +353,37 @@ def test_the_shortest_slo_of_a_family_counts_and_it_may_have_as_many_workers_as_
     assert (found.slo_ms, found.max_workers) == (100.0, 7)
     world.send(Removed("g@1"))
     assert (found.slo_ms, found.max_workers) == (400.0, 2)
+
+
+def test_functions_whose_keep_alives_end_together_are_unbound_in_several_steps(monkeypatch):
+    monkeypatch.setattr(binding, "UNBOUND_MAX", 2)
+    names = [f"f{number}" for number in range(8)]
+    world = family(*names, keep_alive_s=30.0)
+    for name in names:
+        world.arrive(name)
+        world.settle()
+    [worker] = world.alive
+    assert len(world.bound[worker]) == len(names)
+    world.now += 60.0
+    left = [len(world.bound[worker])]
+    while worker in world.alive:
+        world.ring()
+        left.append(len(world.bound[worker]))
+        world.settle_processes()
+    # Then the worker's own keep-alive ends, and it stops with the others.
+    assert all(before - after <= 2 for before, after in pairwise(left))
+    assert left[1] == len(names) - 2
+
+
+def test_a_shortage_of_memory_unbinds_some_functions_in_each_step(monkeypatch):
+    monkeypatch.setattr(retention, "UNBOUND_MAX", 2)
+    names = [f"f{number}" for number in range(8)]
+    world = family(*names)
+    for name in names:
+        world.arrive(name)
+        world.settle()
+    [worker] = world.alive
+    world.now += 1000.0
+    actions = world.send(MemoryPressure(10))
+    assert len(of(Unbind, actions)) == 2
+    assert worker in world.alive

@@ -3,8 +3,9 @@
 import pytest
 
 from overwinter.core.actions import Evict, Explanation, Reply, RunOnDevice
-from overwinter.core.events import RateForecast, Removed, UnloadAsked
+from overwinter.core.events import MemoryPressure, RateForecast, Removed, UnloadAsked
 from overwinter.core.policies import Policy
+from overwinter.scheduler import replicas
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
 
@@ -247,3 +248,24 @@ def test_blocks_that_find_no_place_are_forgotten():
     assert "f@1" not in world.state.pool.devices[name].residents
     quick(world, 10)
     assert all(isinstance(each, Reply) for each in world.answers.values())
+
+
+def test_a_step_looks_at_some_of_the_functions_whose_rates_have_changed(monkeypatch):
+    monkeypatch.setattr(replicas, "CHECKED_MAX", 2)
+    names = [f"f{number}" for number in range(5)]
+    world = two_devices(F, OTHER, *(pooled(name, 1000, slo_ms=300.0) for name in names))
+    looked: list[str] = []
+    monkeypatch.setattr(replicas, "_add_replica", lambda cycle, function, idle: looked.append(function.spec.name))
+    served(world, *names)
+    world.settle()
+    looked.clear()
+    changed = world.state.pool.rate_changed
+    changed.clear()
+    changed.update(dict.fromkeys(f"{name}@1" for name in names))
+    counts = []
+    while changed:
+        before = len(looked)
+        world.send(MemoryPressure(0))
+        counts.append(len(looked) - before)
+    assert counts == [2, 2, 1]
+    assert looked == names

@@ -16,7 +16,7 @@ def test_every_key_is_looked_at_at_its_earliest_time(wishes):
     earliest = {key: min(at for k, at in wishes if k == key) for key, _ in wishes}
     rung = {}
     while (at := timers.next_alarm()) is not None:
-        for key in timers.pop_due(at):
+        for key in timers.pop_due(at, 100):
             assert key not in rung
             rung[key] = at
     assert rung == earliest
@@ -36,7 +36,7 @@ def test_an_alarm_that_rings_too_early_is_set_again():
     timers = Timers()
     timers.arm("f", 5.0)
     timers.next_alarm()
-    assert timers.pop_due(4.999) == []
+    assert timers.pop_due(4.999, 100) == []
     assert timers.next_alarm() == 5.0
 
 
@@ -45,4 +45,15 @@ def test_a_forgotten_key_is_not_looked_at():
     timers.arm("f", 5.0)
     timers.disarm("f")
     assert timers.next_alarm() is None
-    assert timers.pop_due(9.0) == []
+    assert timers.pop_due(9.0, 100) == []
+
+
+def test_a_step_takes_some_of_the_keys_that_are_due_and_the_next_one_the_others():
+    timers = Timers()
+    for number in range(5):
+        timers.arm(f"f{number}", 5.0)
+    assert timers.next_alarm() == 5.0
+    taken = [timers.pop_due(6.0, 2)]
+    while timers.next_alarm() == 5.0:
+        taken.append(timers.pop_due(6.0, 2))
+    assert taken == [["f0", "f1"], ["f2", "f3"], ["f4"]]

@@ -1,10 +1,11 @@
 """Counts open connections by client, and closes those that are too slow or idle for too long.
 
 At the limit, a new connection is admitted only if another one can be closed for it. The first choice is a connection
-of a client that has more than the new one's, the client with the most first: the one that has been without a request
-the longest, otherwise one on which the client is sending a request or reading an answer. The second choice is a stalled
-connection of the new one's client; an active one may have a request in transit. A connection that waits for the node's
-answer is never closed for another; `middleware.py` bounds the number of requests in progress.
+of a client that has more connections than the client of the new one; the client with the most comes first. Of its
+connections, the one that has been without a request the longest is closed, otherwise one on which the client is sending
+a request or reading an answer. The second choice is a stalled connection of the client of the new one; an active one
+may have a request in transit. A connection that waits for the node's answer is never closed for another;
+`middleware.py` bounds the number of requests in progress.
 
 Near the limit, the answers to clients with many connections announce that the connection closes, so that the clients
 send no further request on it. The times of all connections are checked together and periodically: no request has a
@@ -86,7 +87,7 @@ class Connections:
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.parsing = FairQueue(PARSED_MAX)
-        """The parsing of received bytes: some in each iteration, in turns of the clients."""
+        """The parsing of received bytes: a part in each iteration of the event loop; the clients take turns."""
         self.request_queue = FairQueue()
         """The starts of requests with complete heads, and cancellations for clients that left, in the same way."""
         self.most = connections_most(limits)
@@ -216,7 +217,9 @@ class Connections:
         return True
 
     def _closable(self, counts: dict[str, int]) -> Connection | None:
-        """Return a connection to close, of the client with the most among those of these clients that have one."""
+        """Return a connection that may be closed: of these clients, the one with the most connections that has such a
+        connection. None: there is none.
+        """
         first = max(counts, key=counts.__getitem__)
         connection = next(iter(self._idle.get(first, ())), None) or self._waiting_one(first, self._open)
         if connection is not None:

@@ -13,8 +13,8 @@ from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitions import GRANULE_BYTES
 
 CONSOLIDATE_FACTOR = 2
-"""Blocks are moved together only if this many times the bytes to be placed are free. Otherwise it costs less to evict
-one function more and to bring it again (benchmarks.allocation).
+"""Blocks are moved together only if the free memory is at least this many times as large as the blocks to be placed.
+Otherwise it costs less to evict one more function and to load it again (benchmarks.allocation).
 """
 
 
@@ -74,7 +74,7 @@ class ReservedDevice(Device):
         self._owners.give(offset, offset + nbytes, tenant)
 
     def _move(self, moves: Sequence[Move]) -> None:
-        """Move the bytes of blocks to their new positions, when no copy uses the old ones any more."""
+        """Move the bytes of blocks to their new positions. Subclasses first wait for copies that use the old ones."""
         for source, target, nbytes in moves:
             kept = list(self._owners.ranges(source, source + nbytes))
             self._memory[target : target + nbytes] = self._memory[source : source + nbytes]

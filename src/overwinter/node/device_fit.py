@@ -124,7 +124,7 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
 
 def may_hold(manifest: Manifest, devices: Sequence[DeviceConfig]) -> bool:
     """Whether a device can hold all blocks, as far as the manifest alone tells: then the program is not cut."""
-    sizes = [block.weight_bytes for block in manifest.blocks]
+    sizes = [block.weights_end for block in manifest.blocks]
     return bool(_holding(devices, sizes))
 
 

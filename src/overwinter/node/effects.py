@@ -157,7 +157,7 @@ class NodeEffects:
 
     async def _copy_blocks(self, function: DeployedFunction, operation: OperationId, host: HostStore) -> None:
         check_closing = self.worker_actions.check_closing
-        # If the node stops, `close` has failed all that wait for it.
+        # If the node stops, `close` has already failed the requests and loads that wait for these blocks.
         with suppress(StoppedError):
             added = await self._threads.run(function.manifest.tenant, partial(host.load, function.blobs, check_closing))
             self._loaded(function, operation, added, tuple(blob.address for blob in function.blobs))

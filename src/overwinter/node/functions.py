@@ -238,7 +238,7 @@ class DeployedFunction:
         # The workers of a handler do not run the program, so it is not prepared for them.
         runs = self._handler_address if self.handler_only else None
         # A slice may use a part of a block, and brings all of it: the manifest has all blocks in full.
-        layouts = {block.address: block.nbytes - block.weight_bytes for block in self.manifest.blocks}
+        layouts = {block.address: block.nbytes - block.weights_end for block in self.manifest.blocks}
         return FunctionSpec(
             id=self.id,
             name=self.deployment.name,
@@ -315,7 +315,7 @@ class DeployedFunction:
         assets = {} if handler is None else handler.assets
         on_trial = self.on_trial and not bare
         given = self.manifest.samples if on_trial else ()
-        samples = tuple(tuple(tensor.given().meta for tensor in sample) for sample in given)
+        samples = tuple(tuple(tensor.to_tensor().meta for tensor in sample) for sample in given)
         warm_up = warm_up and not self.handler_only
         trial = Trial(warm_up, on_trial and handler is not None and not samples, samples)
         return Bind(
@@ -329,7 +329,7 @@ class DeployedFunction:
 
     def samples(self) -> list[Tensor]:
         """Return the tensors of the requests that a worker has to answer before it is ready, in order."""
-        return [tensor.given() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
+        return [tensor.to_tensor() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
 
     def files(self, *, bare: bool = False) -> list[Address]:
         """The blobs whose descriptors are sent with the load message, and then with the bind message."""

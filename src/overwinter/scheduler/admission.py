@@ -349,6 +349,5 @@ def _assign_bytes(cycle: Cycle) -> None:
     while (function := order.first_for_bytes(cycle)) is not None:
         serve(cycle, function)
         if order.first_for_bytes(cycle) is function:
-            if not retention.has_evicted_enough(cycle):
-                retention.drain_for_bytes(cycle, function)
+            retention.drain_for_bytes(cycle, function)
             return

@@ -13,7 +13,6 @@ An unbind takes no time, because the worker receives the message before any late
 """
 
 from collections.abc import Sequence
-from math import inf
 
 from overwinter.core.actions import Bind, Unbind
 from overwinter.core.ids import FunctionId, OperationId, Seconds
@@ -37,6 +36,8 @@ from overwinter.scheduler.resources import bind_owner
 from overwinter.scheduler.state import Binding, Function, Worker
 
 SMOOTHING = 0.2
+UNBOUND_MAX = 256
+"""The most functions that a check of a worker unbinds in one step."""
 
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
@@ -212,7 +213,7 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
         return
     forget(worker, function)
     slots_changed(cycle, worker)
-    if worker.is_idle and any(keepalive.at_most_s(each.function, cycle.policy) < inf for each in worker.bound.values()):
+    if worker.is_idle and (worker.family.with_keep_alive or cycle.policy.keep_alive != "unlimited"):
         # The removed function may have had the longest keep-alive.
         cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))
@@ -228,13 +229,18 @@ def forget(worker: Worker, function: Function) -> None:
 
 
 def unbind_unused(cycle: Cycle, worker: Worker) -> None:
-    """Unbind functions that have been idle for their keep-alive, if they have one, except the last function."""
+    """Unbind functions that have been idle for their keep-alive, if they have one, except the last function. A step
+    unbinds UNBOUND_MAX.
+    """
+    staying = sum(not each.draining for each in worker.bound.values())
+    least = max(1, staying - UNBOUND_MAX)
     for binding in list(worker.bound.values()):
         function = binding.function
         if binding.draining or function.queue or worker.works_for(function.spec.id):
             continue
         is_old = function.used_at + keepalive.at_most_s(function, cycle.policy) <= cycle.now
-        if is_old and sum(not other.draining for other in worker.bound.values()) > 1:
+        if is_old and staying > least:
+            staying -= 1
             stop_using(cycle, worker, function, "it has not been used for a long time")
 
 

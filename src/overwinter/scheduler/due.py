@@ -23,12 +23,14 @@ from overwinter.scheduler.state import Family, Function, QueueName, Worker
 from overwinter.scheduler.timers import Key
 
 QUEUES: tuple[QueueName, ...] = get_args(QueueName)
+DUE_MAX = 256
+"""The most timers of a step: those of thousands of functions may be due together."""
 
 
 def check(cycle: Cycle) -> None:
-    """Handle all timers that are due."""
+    """Handle the timers that are due, at most DUE_MAX in this step."""
     state = cycle.state
-    for key in cycle.timers.pop_due(cycle.now):
+    for key in cycle.timers.pop_due(cycle.now, DUE_MAX):
         if key in QUEUES:
             _queue(cycle, key)
         elif key == ahead.KEY:

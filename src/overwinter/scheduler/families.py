@@ -163,6 +163,7 @@ def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:
 def _count_settings(family: Family, settings: Settings, members: int) -> None:
     """Add (1) or remove (-1) a member's settings: a family may have thousands of members."""
     family.max_workers += members * settings.max_workers
+    family.with_keep_alive += members * (settings.keep_alive_s is not None)
     if settings.slo_ms is not None:
         family.slos_ms[settings.slo_ms] += members
         if not family.slos_ms[settings.slo_ms]:

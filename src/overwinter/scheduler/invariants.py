@@ -99,6 +99,7 @@ def _check_families(state: State) -> None:
             f"a member of {family.id} names another family"
         )
         settings = [each.spec.settings for each in family.members.values()]
+        assert family.with_keep_alive == sum(each.keep_alive_s is not None for each in settings)
         slos_ms = Counter(each.slo_ms for each in settings if each.slo_ms is not None)
         assert (family.slos_ms, family.slo_ms) == (slos_ms, min(slos_ms, default=None)), f"SLOs of {family.id} differ"
         assert family.max_workers == sum(each.max_workers for each in settings), f"most workers of {family.id} differ"

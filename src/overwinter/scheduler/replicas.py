@@ -6,6 +6,7 @@ they replace only functions that are not in use and have a lower value, by the e
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from overwinter.core.ids import FunctionId
 from overwinter.scheduler import device_runs, homes, sizing, swaps
@@ -16,6 +17,9 @@ from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.pool import Device, pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
+
+CHECKED_MAX = 8
+"""The most functions of a step whose rates have changed: each is compared with its whole family."""
 
 
 def watch(cycle: Cycle, function: Function) -> None:
@@ -33,11 +37,11 @@ def forecast(cycle: Cycle, id_: FunctionId, rate: float) -> None:
 
 
 def check(cycle: Cycle) -> None:
-    """Bring functions to idle devices, while no function waits for one."""
+    """Bring functions to idle devices, while no function waits for one. A step looks at CHECKED_MAX functions."""
     pool = cycle.state.pool
     if pool.waiting:
         return
-    for id_ in list(pool.rate_changed):
+    for id_ in list(islice(pool.rate_changed, CHECKED_MAX)):
         idle = [each for each in pool.executors.values() if each.executor is not None and each.executor.is_idle]
         if not idle:
             return

@@ -9,7 +9,7 @@ from math import inf
 
 from overwinter.core.ids import Seconds
 from overwinter.scheduler import families, homes, idle, residency, victims
-from overwinter.scheduler.binding import stop_using
+from overwinter.scheduler.binding import UNBOUND_MAX, stop_using
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain, stop
@@ -17,7 +17,7 @@ from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Binding, Family, Function, Worker
 
-EVICTION_PAUSE_S = 0.01
+EVICTION_PAUSE_S = 0.03
 """The pause after a step that has evicted as much as one step may, for other events."""
 
 
@@ -86,11 +86,11 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
 
 
 def release_idle(cycle: Cycle, nbytes: int) -> int:
-    """Unbind functions that are bound with others and have long been unused, because a bind is cheap; then stop idle
-    workers; until this many bytes are freed or nothing is left. Returns the freed bytes.
+    """Unbind functions that are bound with others and have long been unused, at most UNBOUND_MAX, because a bind is
+    cheap; then stop idle workers; until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
     freed = 0
-    for unused in idle.unused_bindings(cycle) if nbytes > 0 else ():
+    for unused in idle.unused_bindings(cycle)[:UNBOUND_MAX] if nbytes > 0 else ():
         if freed < nbytes and _unbind(cycle, unused.worker, unused.binding):
             freed += unused.nbytes
     for worker in idle.in_order(cycle.state.tenants.values()) if freed < nbytes else ():
@@ -199,6 +199,9 @@ def drain_for_bytes(cycle: Cycle, waiting: Function) -> None:
     """
     state, why = cycle.state, "its time slice is over, and others wait for its bytes"
     function = None if state.releasing is None else state.functions[state.releasing]
+    if function is None and has_evicted_enough(cycle):
+        cycle.timers.arm("bytes", Seconds(cycle.now + EVICTION_PAUSE_S))
+        return
     if function is None:
         function, at = victims.next_in_use(cycle)
         if function is None:
@@ -232,6 +235,7 @@ def _release(cycle: Cycle, function: Function) -> None:
     state = cycle.state
     state.releasing = None
     if state.waiting_for_bytes and function.loaded:
+        cycle.eviction_work += len(function.sizes)
         evict_blocks_of(cycle, function, "others wait for space in the host store, and its time slice is over")
     cycle.bytes_changed = True
     cycle.mark(function)

@@ -30,7 +30,7 @@ from overwinter.scheduler.policy_failures import shared_run_s
 from overwinter.scheduler.state import Function, Worker
 
 SUSPECT_RUNS = 100
-"""The runs of a function after which the last death of a worker in one of its runs no longer counts."""
+"""After this many further runs of a function, the last failure of a worker or device that ran it no longer counts."""
 CANDIDATES_MAX = 64
 """The most functions that are considered for sharing a run with one."""
 
@@ -188,7 +188,7 @@ class _AssembledRun:
 
     def __init__(self, cycle: Cycle, function: Function, count: int, seconds: RunSeconds) -> None:
         self._cycle = cycle
-        self._leads = function
+        self._leader = function
         self._seconds = seconds
         self.left = count
         self.taken: dict[Function, list[RequestId]] = {function: []}
@@ -201,10 +201,10 @@ class _AssembledRun:
         """Protect the requests that the leading function could answer in time alone: the run must end in
         time for them.
         """
-        cycle, leads = self._cycle, self._leads
-        if leads.spec.settings.slo_ms is None:
+        cycle, leader = self._cycle, self._leader
+        if leader.spec.settings.slo_ms is None:
             return
-        alone = list(islice(leads.queue, self.left))
+        alone = list(islice(leader.queue, self.left))
         ends = cycle.now + self._seconds([len(alone)])
         dues = (cycle.state.requests[id_].due for id_ in alone)
         self._ends_by = min((due for due in dues if due >= ends), default=inf)
@@ -223,7 +223,7 @@ class _AssembledRun:
         """Return when the run would end if the leading function then filled the rest of it."""
         counts = {each: len(ids) for each, ids in self.taken.items()}
         counts[other] = counts.get(other, 0) + 1
-        counts[self._leads] += min(len(self._leads.queue), self.left - 1)
+        counts[self._leader] += min(len(self._leader.queue), self.left - 1)
         return self._cycle.now + self._seconds([count for count in counts.values() if count])
 
     def take(self, function: Function, count: int) -> None:

@@ -310,6 +310,8 @@ class Family(msgspec.Struct, eq=False):
     """The shortest SLO of its members."""
     slos_ms: Counter[float] = msgspec.field(default_factory=Counter)
     """How many members have each SLO."""
+    with_keep_alive: int = 0
+    """The members with a keep-alive of their own."""
     max_workers: int = 0
     """The most workers that its members may have together."""
     trunks: Trunks = msgspec.field(default_factory=Trunks)

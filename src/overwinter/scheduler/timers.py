@@ -39,11 +39,11 @@ class Timers:
         """The time of the next check of `key`; None: none is set."""
         return self._at.get(key)
 
-    def pop_due(self, now: Seconds) -> list[Key]:
-        """The keys that are due, in order; the node's alarm has fired and must be set again."""
+    def pop_due(self, now: Seconds, most: int) -> list[Key]:
+        """The keys that are due, in order, at most this many; the node's alarm has fired and must be set again."""
         self.alarm = inf
         due: list[Key] = []
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= now and len(due) < most:
             at, _, key = heappop(self._heap)
             if self._at.get(key) == at:
                 del self._at[key]

@@ -53,6 +53,8 @@ EVICTION_WORK_MAX = 1 << 15
 """The most work of a step that evicts from the host stores, in blocks that are released and functions that are
 considered: about 15 ms.
 """
+SEARCHED_WORK = 3
+"""The work of considering a function in use, of the same unit."""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""
 
@@ -240,6 +242,7 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     operations = (each.operation for each in state.pool.devices.values())
     using |= dict.fromkeys(each.spec.id for each in state.pool.waiting)
     using |= dict.fromkeys(each.function.spec.id for each in operations if each is not None)
+    cycle.eviction_work += SEARCHED_WORK * len(using)
     holding = [each for id_ in using if (each := state.functions.get(id_)) is not None and _may_drain(each)]
     idle = [each for each in holding if _has_nothing_to_do(each) and _drains_at(each) <= cycle.now]
     if idle:

@@ -65,7 +65,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     pieces: tuple[Piece, ...]
 
     @property
-    def weight_bytes(self) -> int:
+    def weights_end(self) -> int:
         """The end of its last listed weight, in bytes."""
         return max((piece.offset + piece.nbytes for piece in self.pieces), default=0)
 
@@ -91,7 +91,7 @@ class SampleTensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     shape: Annotated[tuple[Count, ...], Meta(max_length=RANK_MAX)]
     data: bytes
 
-    def given(self) -> Tensor:
+    def to_tensor(self) -> Tensor:
         """Return the input in the format of a request."""
         return Tensor(self.name, self.datatype, self.shape, self.data)
 
@@ -157,11 +157,11 @@ def _check_samples(manifest: Manifest) -> None:
     nbytes = sum(len(tensor.data) for sample in manifest.samples for tensor in sample)
     if len(manifest.samples) > SAMPLES_MAX or nbytes > ALL_SAMPLES_BYTES_MAX:
         raise CallerError(
-            f"the manifest has {len(manifest.samples)} samples of {nbytes} bytes; it may have {SAMPLES_MAX} of "
-            f"{ALL_SAMPLES_BYTES_MAX} in all"
+            f"the manifest has {len(manifest.samples)} samples with {nbytes} bytes in total; it may have {SAMPLES_MAX} "
+            f"with {ALL_SAMPLES_BYTES_MAX} bytes in total"
         )
     for number, sample in enumerate(manifest.samples, 1):
-        inputs = [tensor.given() for tensor in sample]
+        inputs = [tensor.to_tensor() for tensor in sample]
         try:
             check_inputs(inputs, manifest.inputs)
             for tensor in inputs:

@@ -1,5 +1,5 @@
-"""The interface of a reader of steps that needs more than counts. Each method may be overridden; by default it does
-nothing.
+"""The methods that `Tracker` (tracking.py) calls while it reads the scheduler's steps. Subclasses override those that
+they need; by default a method does nothing.
 """
 
 from typing import Generic, TypeVar

@@ -104,7 +104,7 @@ class Meter:
             ]
             totals = self._totals(now, None)
             try:
-                # At the first call also those that an older node left.
+                # The first call also merges removed functions that an earlier process of the node left in the file.
                 if gone or not self._written:
                     self._file.merge_removed(list(self._statistics.tallies))
                 self._file.add(day, self._unwritten(totals))
@@ -139,7 +139,7 @@ class Meter:
 
     def _totals(self, now: Seconds, tenant: TenantId | None) -> dict[FunctionStatistics, Amounts]:
         """Return the usage of each function, of all tenants or of one, since the node started, including operations in
-        progress. The loop continues meanwhile; an error of the copy is corrected by the next difference.
+        progress. The event loop continues meanwhile, so a figure may lack a change; the next flush adds it.
         """
         seen = self._statistics
         known = [*list(seen.tallies.values()), *list(seen.removed_tallies)]
