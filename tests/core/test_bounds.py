@@ -1,6 +1,8 @@
 """Every number that a user may set has a minimum and a maximum; the error names both, and the reason."""
 
+import re
 from math import inf, nan
+from types import UnionType
 from typing import get_args
 
 import msgspec
@@ -15,6 +17,7 @@ from overwinter.core.config import (
     RequestLimits,
     SchedulerConfig,
 )
+from overwinter.core.devices import DEVICE_BOUNDS, DeviceConfig
 from overwinter.core.errors import CallerError
 from overwinter.core.function import SETTINGS_BOUNDS, TIME_BOUNDS, Settings
 from overwinter.core.pipeline import parse_pipeline
@@ -43,12 +46,14 @@ def test_a_setting_outside_its_bounds_is_refused_by_name(name, wrong):
 
 
 @pytest.mark.parametrize(("name", "bound"), SETTINGS_BOUNDS.items())
-def test_the_ends_of_a_bound_are_allowed_and_what_lies_beyond_says_the_unit_and_why(name, bound):
+def test_the_ends_of_a_bound_are_allowed_and_the_error_for_what_lies_beyond_names_them_and_the_reason(name, bound):
     for end in (bound.least, bound.most):
         value = int(end) if bound.whole else float(end)
         assert getattr(Settings(**{name: value}), name) == value
-    with pytest.raises(ValueError, match=f"{name} .*{bound.unit}.*{bound.why}"):
-        Settings(**{name: int(bound.most) + 1})
+    allowed = f"{name} must be from {bound.least:,} to {bound.most:,} {bound.unit}"
+    for beyond in (bound.least - 1, int(bound.most) + 1):
+        with pytest.raises(ValueError, match=re.escape(f"{allowed}, got {beyond}: {bound.why}")):
+            Settings(**{name: beyond})
 
 
 @pytest.mark.parametrize("name", [name for name, bound in SETTINGS_BOUNDS.items() if bound.whole])
@@ -78,7 +83,11 @@ CONFIGURED = [
     (NodeConfig, NODE_BOUNDS),
     (RequestLimits, REQUEST_BOUNDS),
     (Policy, POLICY_BOUNDS),
+    (DeviceConfig, DEVICE_BOUNDS),
+    (Settings, SETTINGS_BOUNDS),
 ]
+REQUIRED = {NodeConfig: {"data": "d"}, DeviceConfig: {"name": "virtual:0", "memory_bytes": 1 << 20}}
+"""The values of fields without a default."""
 
 
 def measured(point: Point, **changes) -> Profile:
@@ -116,12 +125,11 @@ def test_an_impossible_profile_has_a_fault(wrong):
 def test_every_number_of_a_configuration_has_a_floor_and_a_ceiling(kind, bounds):
     numbers = {each.name for each in msgspec.structs.fields(kind) if _is_number(each.type)}
     assert numbers == set(bounds)
-    given = {"data": "d"} if kind is NodeConfig else {}
     for name, bound in bounds.items():
         for wrong in (nan, inf, -inf, bound.least - 1, bound.most + 1, True):
             with pytest.raises(ValueError, match=name):
-                kind(**given, **{name: wrong})
+                kind(**(REQUIRED.get(kind, {}) | {name: wrong}))
 
 
 def _is_number(kind: object) -> bool:
-    return bool({int, float} & {kind, *get_args(kind)})
+    return bool({int, float} & {kind, *(get_args(kind) if isinstance(kind, UnionType) else ())})

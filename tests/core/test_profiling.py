@@ -62,10 +62,13 @@ def test_what_cannot_be_measured_here_is_refused(options, said):
 
 
 def test_too_many_configurations_are_refused():
-    with pytest.raises(CallerError, match="ask for fewer"):
-        configurations_to_measure(
-            ProfileOptions(batches=tuple(range(1, CONFIGURATIONS_MAX + 2))), Settings(), ConfigurationLimits(1, 1 << 20)
-        )
+    def asked(batches):
+        options = ProfileOptions(cores=(1, 2), batches=tuple(range(1, batches + 1)), concurrency=(1, 2))
+        return configurations_to_measure(options, Settings(), ConfigurationLimits(2, 1 << 20))
+
+    assert len(asked(CONFIGURATIONS_MAX // 4)) == CONFIGURATIONS_MAX
+    with pytest.raises(CallerError, match=f"{CONFIGURATIONS_MAX + 4} configurations .*: ask for fewer"):
+        asked(CONFIGURATIONS_MAX // 4 + 1)
 
 
 def test_new_points_take_the_place_of_old_ones_and_leave_the_others():

@@ -47,8 +47,17 @@ def test_the_newest_answers_until_another_one_is_promoted():
     versions.split((Share(2, 100),))
     versions.add(4)
     assert (versions.choose(), versions.default, versions.percent(4), versions.percent(2)) == (2, 2, 0, 100)
+    check_shares(())
     versions.split(())
     assert (versions.choose(), versions.default) == (4, 4)
+
+
+def test_the_version_with_the_largest_share_is_the_default_and_of_equal_ones_the_newest():
+    versions = Versions([1, 2, 3])
+    for shares, default in (((Share(1, 90), Share(2, 10)), 1), ((Share(1, 50), Share(2, 50)), 2)):
+        check_shares(shares)
+        versions.split(shares)
+        assert versions.default == default
 
 
 def test_a_split_ends_when_a_version_of_it_is_removed():

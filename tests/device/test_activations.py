@@ -34,7 +34,7 @@ def test_a_profile_replaces_the_assumed_scratch_memory():
     base = 20 << 20
     found.learn({1: base, ROWS: int(base + 3 * plain)})
     assert 2.9 * plain < found.nbytes([(ROWS, WIDTH)]) < 3.1 * plain
-    # Fewer bytes than the results have cannot be.
+    # A run takes no fewer bytes than its inputs and results.
     found.learn({1: base, ROWS: base})
     assert abs(found.nbytes([(ROWS, WIDTH)]) - plain) <= 1
 
@@ -48,7 +48,7 @@ def test_a_profile_of_small_runs_changes_nothing():
     assert found.nbytes([(1, WIDTH)]) == before
 
 
-def test_sizes_that_no_number_holds_need_more_than_any_device_has():
+def test_sizes_that_no_float_holds_need_more_than_any_device_has():
     program = export(Wide(), {"x": torch.zeros(2, WIDTH)}).program
     [spec] = program.inputs
     large = msgspec.structs.replace(spec, shape=("batch", *[1 << 40] * 63))

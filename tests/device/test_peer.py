@@ -3,9 +3,9 @@
 import ctypes
 import mmap
 import os
-import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 import torch
@@ -49,16 +49,24 @@ def content(address):
 
 
 @contextmanager
+def opened(fd):
+    """Close a descriptor at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
 def shared(nbytes=MEMORY):
-    fd = shared_memory(nbytes)
-    device, memory = VirtualDevice("a", PartitionedAllocator(nbytes, PARTITION), fd), PeerMemory(fd)
-    os.close(fd)
-    yield device, memory
-    device.close()
+    with opened(shared_memory(nbytes)) as fd:
+        device, memory = VirtualDevice("a", PartitionedAllocator(nbytes, PARTITION), fd), PeerMemory(fd)
+    with closing(device):
+        yield device, memory
 
 
 def bring(device, holder, wanted):
-    """Hold these blocks, with their bytes; whether they fit."""
+    """Hold these blocks, and copy their bytes; return whether they fit."""
     new = device.hold(holder, "ada", {address: BLOCKS[address] for address in wanted})
     if new is None:
         return False
@@ -73,7 +81,7 @@ def wanted(numbers):
 
 
 @given(STEPS)
-def test_a_copy_that_counts_has_the_bytes_of_its_block(steps):
+def test_a_valid_copy_has_the_bytes_of_its_block(steps):
     with shared() as (device, memory):
         lent, copied, held = [], [], {}
         for step, holder, numbers in steps:
@@ -96,7 +104,7 @@ def test_a_copy_that_counts_has_the_bytes_of_its_block(steps):
                 assert found.has_changed(address) or torch.equal(data, content(address))
 
 
-def test_blocks_that_are_moved_together_are_void_and_can_be_lent_again():
+def test_copies_of_blocks_that_are_moved_are_void_and_the_blocks_can_be_copied_again():
     with shared() as (device, memory):
         for name in SMALL:
             assert bring(device, name, [name])
@@ -113,61 +121,58 @@ def test_blocks_that_are_moved_together_are_void_and_can_be_lent_again():
         assert all(torch.equal(data, content(name)) for name, data in again.items())
 
 
-def test_memory_is_only_read_by_others():
-    fd = shared_memory(MEMORY)
-    readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-    with pytest.raises(PermissionError):
-        VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), readable)
-    PeerMemory(readable)
-    for nbytes in (0, 2 * MEMORY):
+def test_a_descriptor_for_reading_gives_no_device_and_the_size_of_the_memory_is_fixed():
+    with opened(shared_memory(MEMORY)) as fd, opened(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)) as readable:
         with pytest.raises(PermissionError):
-            os.ftruncate(fd, nbytes)
-    os.close(readable)
-    os.close(fd)
+            VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), readable)
+        PeerMemory(readable)
+        for nbytes in (0, 2 * MEMORY):
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, nbytes)
+
+
+def test_more_memory_than_the_machine_has_is_refused():
     with pytest.raises(OSError, match="less memory"):
         shared_memory(1 << 60)
 
 
 def test_a_process_that_may_read_the_memory_cannot_open_it_to_write():
-    fd = shared_memory(MEMORY)
-    device = VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), fd)
-    forbid_writing(fd)
-    forbid_writing(fd)
-    readable = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
-    memory = PeerMemory(readable)
-    # The kernel opens it again for every user.
-    again = os.open(f"/proc/self/fd/{readable}", os.O_RDWR)
-    with pytest.raises(PermissionError):
-        os.write(again, b"x")
-    with pytest.raises(PermissionError):
-        mmap.mmap(again, MEMORY)
-    address = map_read_only(again, MEMORY)
-    assert mprotect(address, MEMORY, mmap.PROT_READ | mmap.PROT_WRITE) == -1
-    unmap(address, MEMORY)
-    bring(device, "f", NAMES[:2])
-    assert torch.equal(memory.find(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
-    device.close()
-    for each in (fd, readable, again):
-        os.close(each)
+    with ExitStack() as stack:
+        fd = stack.enter_context(opened(shared_memory(MEMORY)))
+        device = stack.enter_context(closing(VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), fd)))
+        forbid_writing(fd)
+        forbid_writing(fd)
+        readable = stack.enter_context(opened(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)))
+        memory = PeerMemory(readable)
+        # The kernel opens it again for every user.
+        again = stack.enter_context(opened(os.open(f"/proc/self/fd/{readable}", os.O_RDWR)))
+        with pytest.raises(PermissionError):
+            os.write(again, b"x")
+        with pytest.raises(PermissionError):
+            mmap.mmap(again, MEMORY)
+        address = map_read_only(again, MEMORY)
+        stack.callback(unmap, address, MEMORY)
+        assert mprotect(address, MEMORY, mmap.PROT_READ | mmap.PROT_WRITE) == -1
+        bring(device, "f", NAMES[:2])
+        assert torch.equal(memory.find(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
 
 
 def test_a_reader_beside_a_busy_owner_never_takes_a_wrong_byte():
-    with shared() as (device, memory):
+    with shared() as (device, memory), ThreadPoolExecutor(1) as threads:
 
         def work():
             for at in range(1000):
                 device.evict(f"f{at % 3}")
                 bring(device, f"f{at % 3}", [NAMES[at % 12], NAMES[at * 5 % 12]])
 
-        owner = threading.Thread(target=work)
-        owner.start()
+        owner = threads.submit(work)
         wrong, valid = [], 0
-        while owner.is_alive():
+        while not owner.done():
             for address, data in (found := memory.find(BLOCKS)).blocks.items():
                 taken = data.clone()
                 if not found.has_changed(address):
                     valid += 1
                     wrong += [] if torch.equal(taken, content(address)) else [address]
-        owner.join()
+        owner.result()
         assert valid > 0
         assert wrong == []

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from functools import cache
 from itertools import chain, pairwise, repeat
 
@@ -172,25 +173,27 @@ def test_a_sibling_brings_only_what_differs(stored, device):
     assert model.check(device, 1, [model.route]) == 0
 
 
-def shared(name):
-    """Make a device, and its memory as another process sees it."""
+@pytest.fixture
+def shared():
+    """Another device, and its memory as another process sees it."""
     fd = shared_memory(64 << 20)
-    made = VirtualDevice(name, PartitionedAllocator(64 << 20, 1 << 20), fd), PeerMemory(fd)
-    os.close(fd)
-    return made
+    try:
+        device, memory = VirtualDevice("b", PartitionedAllocator(64 << 20, 1 << 20), fd), PeerMemory(fd)
+    finally:
+        os.close(fd)
+    yield device, memory
+    device.close()
 
 
-def test_blocks_come_from_a_peer_where_it_has_them(on_cpu, virtual):
-    model = on_cpu["resnet50"]
+def test_blocks_come_from_a_peer_where_it_has_them(on_cpu, virtual, shared):
+    model, (peer, memory) = on_cpu["resnet50"], shared
     first, second = (set(function.blocks) for function in model.functions[:2])
-    peer, memory = shared("b")
     model.check(peer, 0, [model.route])
     alone = HostBlocks({address: model.host[address] for address in second - first})
     assert model.check(virtual, 1, [Route(memory, fast()), Route(alone, fast())]) == model.functions[1].nbytes
     near, far = model.moved
     assert near == sum(model.functions[1].blocks[address] for address in first & second)
     assert far == sum(model.functions[1].blocks[address] for address in second - first)
-    peer.close()
 
 
 class EvictsAtOnce(Source):
@@ -212,9 +215,8 @@ class EvictsAtOnce(Source):
 
 
 @pytest.mark.parametrize("swapping", SWAPPINGS)
-def test_what_a_peer_evicts_meanwhile_comes_from_the_host(on_cpu, virtual, swapping):
-    model = on_cpu["minilm"]
-    peer, memory = shared("b")
+def test_what_a_peer_evicts_meanwhile_comes_from_the_host(on_cpu, virtual, shared, swapping):
+    model, (peer, memory) = on_cpu["minilm"], shared
     model.check(peer, 0, [model.route])
     source = EvictsAtOnce(memory, peer, model.functions[0])
     assert model.check(virtual, 0, [Route(source, fast()), model.route], swapping) > 0
@@ -224,7 +226,6 @@ def test_what_a_peer_evicts_meanwhile_comes_from_the_host(on_cpu, virtual, swapp
     with pytest.raises(WorkerError, match="was evicted from its device"):
         run(virtual, model.functions[0], model.inputs, [Route(source, fast())], swapping)
     assert virtual.missing(model.functions[0].blocks) == model.functions[0].blocks
-    peer.close()
 
 
 def test_a_failed_swap_leaves_nothing_behind(stored, device):
@@ -246,11 +247,12 @@ def test_a_run_that_fails_leaves_its_blocks(stored, device):
 
 
 def test_what_does_not_fit_is_refused(stored, kind):
-    device = made(kind, "small", PartitionedAllocator(64 * KIB, 64 * KIB))
     model = stored["resnet50"]
-    with pytest.raises(NoSpaceError, match="do not fit on device small"):
+    with (
+        closing(made(kind, "small", PartitionedAllocator(64 * KIB, 64 * KIB))) as device,
+        pytest.raises(NoSpaceError, match="do not fit on device small"),
+    ):
         run(device, model.functions[0], model.inputs, [model.route], SWAPPINGS[0])
-    device.close()
 
 
 @settings(deadline=None, max_examples=30)
@@ -258,16 +260,15 @@ def test_what_does_not_fit_is_refused(stored, kind):
 @pytest.mark.parametrize("allocator", [PartitionedAllocator, lambda nbytes, _: CachedAllocator(nbytes)])
 def test_answers_stay_right_while_functions_come_and_go(stored, kind, allocator, steps):
     nbytes = max(model.functions[0].nbytes for model in stored.values())
-    device = made(kind, "a", allocator(nbytes + nbytes // 2 >> 16 << 16, 64 * KIB))
     recent = []
-    for name, variant, swapping in steps:
-        model = stored[name]
-        function = model.functions[variant]
-        while not fits(device, model, variant, SWAPPINGS[swapping]):
-            device.evict(recent.pop(0))
-        recent = [each for each in recent if each != function.name] + [function.name]
-        assert not device.missing(function.blocks)
-    device.close()
+    with closing(made(kind, "a", allocator(nbytes + nbytes // 2 >> 16 << 16, 64 * KIB))) as device:
+        for name, variant, swapping in steps:
+            model = stored[name]
+            function = model.functions[variant]
+            while not fits(device, model, variant, SWAPPINGS[swapping]):
+                device.evict(recent.pop(0))
+            recent = [each for each in recent if each != function.name] + [function.name]
+            assert not device.missing(function.blocks)
 
 
 def fits(device, model, variant, swapping):

@@ -64,7 +64,7 @@ def test_a_start_uses_the_process_that_was_forked_ahead_for_its_tenant():
     assert start.ahead == forked
     assert start.worker != forked
     assert [each.function for each in of(Explanation, world.log[before:]) if each.what == "ahead"] == ["f@1"]
-    # A start of another tenant does not cause the next one.
+    # The next process is of the same tenant, and a start of another one does not use it.
     refill(world)
     assert waiting(world) == ["f@1"]
     assert use(world, "g").ahead is None
@@ -78,7 +78,7 @@ def test_nothing_is_forked_ahead_unless_that_is_asked_for():
         assert not of(ForkAhead, world.log)
 
 
-def test_a_program_that_the_process_does_not_hold_is_forked_and_the_process_replaced():
+def test_a_start_of_a_program_that_the_process_lacks_forks_a_worker_and_the_process_is_replaced():
     world = node(spec("f", keep_alive_s=1), spec("g"))
     use(world)
     refill(world)
@@ -91,15 +91,15 @@ def test_a_program_that_the_process_does_not_hold_is_forked_and_the_process_repl
     assert use(world, "f").ahead is not None
 
 
-def test_functions_with_several_runs_at_once_are_forked():
+def test_a_worker_for_several_concurrent_runs_is_no_process_that_was_forked_ahead():
     world = node(spec("f", keep_alive_s=1, concurrency=2))
     use(world)
     refill(world)
     idle_ends(world)
     assert waiting(world)
-    # It was forked with buffers for one run at a time.
-    point = next(iter(of(StartWorker, world.log))).concurrency
-    assert (use(world).ahead is None) == (point > 1)
+    # The process has buffers for one run at a time.
+    start = use(world)
+    assert (start.concurrency, start.ahead) == (2, None)
 
 
 def test_it_is_not_forked_while_cores_are_busy_or_right_after_a_start():

@@ -413,7 +413,10 @@ def test_both_queues_count_against_its_limit():
     world = World(devices=(device(),))
     world.deploy(either(queue_limit=3))
     requests = [world.arrive() for _ in range(6)]
+    waiting = {id_: list(world.state.functions[id_].queue) for id_ in ("f@1", "f:program@1")}
+    assert all(waiting.values())
     refused = [each for each in requests if each in world.answers]
+    assert refused == [each for each in requests if each not in waiting["f@1"] + waiting["f:program@1"]]
     assert len(refused) == 3
     assert {(each.error, each.message) for each in of(world, Refuse)} == {
         ("OverloadedError", "function f@1 already has 3 requests waiting")

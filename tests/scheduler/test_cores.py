@@ -40,15 +40,15 @@ def test_no_more_runs_and_wakes_are_in_progress_than_there_are_cores():
         world.arrive(name)
     while world.loads:
         world.load_blocks()
-    answered = 0
+    steps = 0
     while len(world.answers) < 6:
         assert len(world.starting) + len(world.running) <= 2
         if world.starting:
             world.ready()
         else:
             world.finish()
-        answered += 1
-        assert answered < 50
+        steps += 1
+        assert steps < 50
     assert {type(answer).__name__ for answer in world.answers.values()} == {"Reply"}
 
 
@@ -233,7 +233,7 @@ def test_a_late_request_behind_others_of_its_function_has_its_share_of_the_cores
     assert ended > 2
 
 
-def test_a_priority_goes_before_a_slo():
+def test_a_priority_goes_before_an_slo():
     world = awake("abc", slo_ms=500)
     world.arrive("a")
     world.arrive("b")

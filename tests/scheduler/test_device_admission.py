@@ -197,7 +197,7 @@ def world_after_a_long_run() -> World:
     return world
 
 
-def test_a_tenant_that_removes_its_functions_does_not_lose_its_device_time():
+def test_the_device_time_of_a_tenant_that_removes_its_functions_is_still_counted():
     world = world_after_a_long_run()
     pool, tag = world.state.pool, world.state.pool.finish_tags["t"]
     assert tag == pool.virtual_time + 20.0

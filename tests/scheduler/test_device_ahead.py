@@ -39,7 +39,7 @@ def test_an_idle_device_prepares_one_program_at_a_time_the_last_used_first():
     assert prepared(world) == ["h@1", "g@1"]
 
 
-def test_functions_with_one_program_need_one_preparation():
+def test_functions_with_the_program_of_one_that_has_run_need_no_preparation():
     world = loaded(*(pooled(name, 1000, family="one") for name in "fgh"))
     served(world, "f")
     assert prepared(world) == []

@@ -1,4 +1,4 @@
-"""Every order of the queue for devices serves all, and by default no request waits for ever while others come."""
+"""The orders of the queue for devices; by default no request waits for ever while others come."""
 
 from bisect import bisect_right
 from itertools import chain, repeat
@@ -84,7 +84,7 @@ def test_tenants_get_equal_device_time_whatever_their_slos_priorities_and_functi
     assert abs(had["modest"] - had["greedy"] - had["more"]) <= 0.1 * sum(had.values())
 
 
-def test_a_tenant_that_had_no_runs_has_saved_no_device_time_up():
+def test_a_tenant_that_had_no_runs_has_saved_up_no_device_time():
     world = World(devices=(DEVICE,), device_isolation="none")
     for name, tenant in (("f", "t"), ("g", "u")):
         world.deploy(pooled(name, None, tenant=tenant, timeout_s=1000.0))

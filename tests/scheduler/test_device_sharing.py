@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Refuse, Reply, RunOnDevice
+from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import UnloadAsked
 from overwinter.core.policies import Policy
@@ -105,6 +105,7 @@ def test_a_shared_run_that_hangs_is_tried_again_separately():
     world = world_of(variant("f", timeout_s=30.0), variant("g", timeout_s=30.0))
     waiting = arrive_during_a_run(world, "f", "g")
     before = len(runs_of(world))
+    assert runs_of(world)[-1].functions
     while not world.stopping:
         world.ring()
     world.calm()
@@ -130,5 +131,4 @@ def test_a_sibling_that_leaves_the_host_store_leaves_its_device_after_the_shared
     assert "g@1" in world.devices.resident["virtual:0"]
     world.finish_on_device()
     assert "g@1" not in world.devices.resident["virtual:0"]
-    assert isinstance(world.answers[waiting[0]], Reply)
-    assert isinstance(world.answers[waiting[1]], Reply | Refuse)
+    assert all(isinstance(world.answers[id_], Reply) for id_ in waiting)

@@ -424,7 +424,7 @@ def test_a_function_leaves_its_device_as_soon_as_its_keep_alive_ends():
     assert world.now < 200.0
 
 
-def test_a_function_without_a_device_keeps_none_from_that_which_is_bound_to_it():
+def test_a_function_that_waits_for_a_device_does_not_keep_it_from_the_function_that_is_bound_to_it():
     world = bound_until_idle(device_isolation="function")
     requests = [world.arrive("g")]
     world.settle_processes()

@@ -176,6 +176,7 @@ def test_functions_that_share_every_block_are_evicted_one_after_the_other():
     world.deploy(spec("h", keep_alive_s=0.0, blobs=(("y", 20),)))
     use(world, "h")
     assert isinstance(world.answers[3], Reply)
+    assert [action.function for action in world.log if isinstance(action, Evict)] == ["f@1", "g@1"]
     assert dropped(world) == ["x"]
 
 

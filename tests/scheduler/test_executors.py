@@ -122,7 +122,7 @@ def deaths(world, lost_blocks=False) -> int:
 
 
 @pytest.mark.parametrize(("lost_blocks", "count"), [(False, 2), (True, 3)])
-def test_a_function_backs_off_whose_executors_die_twice_but_for_blocks_that_vanish_once(lost_blocks, count):
+def test_a_function_backs_off_when_its_executors_die_twice_not_counting_the_first_loss_of_blocks(lost_blocks, count):
     world = running(pooled())
     assert deaths(world, lost_blocks) == count
     assert len(of(world, LoadBlocks)) == (count if lost_blocks else 1)

@@ -43,7 +43,7 @@ def test_a_worker_that_waits_for_the_pool_does_not_hang():
     world.now += 2.5
     world.ring()
     assert {each.error for each in of(world, Refuse)} == {"DeadlineError"}
-    # Now its handler hears that nobody waits.
+    # Its handler now learns that nobody waits.
     assert not of(world, StopWorker)
     world.now += 5.0
     world.ring()
@@ -154,7 +154,7 @@ def test_readers_are_told_of_functions_and_not_of_their_parts():
     assert world.answers[waiting].message == "function f@1 was removed"
 
 
-@pytest.mark.parametrize("policy", ["overwinter", Policy(order="arrival")])
+@pytest.mark.parametrize("policy", ["overwinter", Policy(order="any")])
 @pytest.mark.parametrize("removed", [("f@1", "f:program@1"), ("f:program@1", "f@1")])
 def test_the_readers_of_steps_have_one_tally(policy, removed):
     world = Watched(devices=(device(),), policy=policy)

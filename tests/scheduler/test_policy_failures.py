@@ -124,12 +124,13 @@ def test_a_worker_may_be_ready_get_a_run_and_drain_in_one_event(failing):
     assert isinstance(world.answers[asked], Reply)
 
 
-def test_what_is_loaded_again_is_tried_again(failing, monkeypatch):
+def test_what_is_loaded_again_is_tried_again(monkeypatch):
     with monkeypatch.context() as patch:
         Failing(patch).in_everything()
         world = ill_and_sound()
-        world.arrive("ill")
+        refused = world.arrive("ill")
         world.settle()
+        assert world.answers[refused].error == "QuarantineError"
     world.send(LoadAsked("ill@1"))
     world.settle()
     mended = world.arrive("ill")

@@ -195,7 +195,7 @@ def test_nothing_is_brought_to_a_device_of_another_tenant():
 
 
 def test_a_replica_replaces_less_valuable_functions_only():
-    # Both are on the second device, and only one of them leaves room.
+    # The other function is on the second device, and leaves no room for f there.
     world = two_devices(F, pooled("other", 700_000, slo_ms=300.0))
     world.now += 1000.0
     world.calm()

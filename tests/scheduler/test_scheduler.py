@@ -346,7 +346,7 @@ def test_unknown_names_and_versions_are_distinguished():
     assert "its versions: [1]" in world.answers[version].message
 
 
-def test_first_wake_of_the_first_version_is_its_trial():
+def test_the_first_wake_of_the_first_version_is_its_trial():
     world = World()
     assert [type(a) for a in world.deploy(spec(), on_trial=True)] == [LoadBlocks]
     assert isinstance(world.answers.get(world.arrive()), Refuse)
@@ -447,7 +447,7 @@ def test_a_slow_program_is_not_warmed_up_in_the_zygote():
 def test_the_zygote_holds_a_limited_number_of_programs_and_forgets_the_one_used_longest_ago():
     world = World(prepared_max=2)
     for name in "fghf":
-        if name not in world.blobs and f"{name}@1" not in world.blobs:
+        if f"{name}@1" not in world.blobs:
             world.deploy(spec(name, keep_alive_s=0.0))
         world.arrive(name)
         world.settle()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overwinter.core.actions import Explanation, Refuse, Reply, Run
+from overwinter.core.actions import Bind, Explanation, Refuse, Reply, Run
 from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
@@ -120,8 +120,9 @@ def test_a_sibling_that_is_not_bound_there_is_bound_first():
     f, g = world.arrive("f"), world.arrive("g")
     world.load_blocks()
     world.finish()
-    assert all(set(functions) == {"f@1"} for functions in running(world))
+    assert running(world) == [("f@1",)]
     world.settle()
+    assert [bind.function for bind in world.log if isinstance(bind, Bind)] == ["g@1"]
     assert isinstance(world.answers[f], Reply)
     assert isinstance(world.answers[g], Reply)
 
@@ -509,7 +510,7 @@ def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, a
 
     monkeypatch.setattr(admission, "serve", counted)
     world.arrive(names[-1])
-    assert len(served) <= (shared_runs.CANDIDATES_MAX + 1 if alike else 1)
+    assert 0 < len(served) <= (shared_runs.CANDIDATES_MAX + 1 if alike else 1)
 
 
 class Counted(dict):
@@ -533,7 +534,7 @@ def test_when_a_run_ends_each_of_many_that_wait_looks_at_few_of_the_others():
     world.now += 0.4
     world.finish()
     assert len(one.waiting) > 190
-    assert members.looked_up < 20 * len(names)
+    assert 0 < members.looked_up < 20 * len(names)
 
 
 def test_as_many_are_counted_as_leave_the_first_in_time():

@@ -47,7 +47,7 @@ def test_it_tells_what_is_waiting_running_and_bound():
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
 @example(seed=886, steps=20)
-def test_it_says_the_same_as_the_tables_and_stays(seed, steps):
+def test_it_says_the_same_as_the_tables_and_does_not_change(seed, steps):
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     play(world, Random(seed), steps)
     known = taken(world.scheduler, world.now)

@@ -37,7 +37,7 @@ def test_a_promotion_a_rollback_and_the_newest_again():
     assert asked(world, 1) == {"f@3": 1}
 
 
-def test_a_split_is_exact_and_a_version_that_is_named_is_none_of_it():
+def test_a_split_is_exact_and_requests_that_name_a_version_do_not_count():
     world = node(1, 2)
     set_traffic(world, (1, 90), (2, 10))
     for _ in range(7):

@@ -30,8 +30,6 @@ def test_devices_behind_one_switch_share_its_bandwidth():
 def test_the_default_is_the_device_on_which_the_execution_waits_least():
     options = [Option("a", 10, 0.3), Option("b", 50, 0.1), Option("c", 40, 0.1)]
     assert least_wait(options, 1) == Choice("c")
-    full, empty = Option("a", 10, 0.0, short_bytes=5), Option("b", 10, 0.0)
-    assert torpor([full, empty], 1) == Choice("b")
     fast = Option("a", 10, 0.3, peers=(Peer("b", 1e9, 0.05, has_all=False),))
     assert least_wait([fast, *options[1:]], 1) == Choice("a", "b")
 
@@ -53,6 +51,7 @@ def test_torpor_takes_a_device_with_the_function_then_the_fastest_pair_then_a_qu
     assert torpor(busy[:2], 1) == Choice("b")
     assert torpor(busy[:1], 1) == Choice("a")
     assert torpor([Option("a", 9, 0.0), Option("b", 2, 0.0)], 1) == Choice("b")
+    assert torpor([Option("a", 10, 0.0, short_bytes=5), Option("b", 10, 0.0)], 1) == Choice("b")
 
 
 def test_random_binding_keeps_to_a_device_with_the_function_and_spreads_otherwise():

@@ -38,6 +38,11 @@ def test_the_default_evicts_by_the_time_to_wait_again_times_use_per_byte(cheaper
     assert first("cost-aware", plain={}, cheaper=cheaper) == "cheaper"
 
 
+def test_of_functions_whose_runs_hide_their_transfers_the_smaller_transfer_is_evicted_first():
+    hidden = {"run_s": 1.0, "swap_s": 0.01}
+    assert first("cost-aware", plain={"run_s": 1.0}, smaller=hidden) == "smaller"
+
+
 def test_what_is_waited_for_is_evicted_after_all_others():
     assert first("cost-aware", plain={}, wanted={"is_wanted": True, "unused_s": 99.0}) == "plain"
 
