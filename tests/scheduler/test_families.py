@@ -6,7 +6,7 @@ import pytest
 
 from overwinter.core.actions import Bind, Drop, Explanation, Refuse, Reply, Run, StartWorker, StopWorker, Unbind
 from overwinter.core.events import Bound, MemoryMeasured, MemoryPressure, Removed, UnloadAsked, WorkerExited
-from overwinter.scheduler import binding, retention
+from overwinter.scheduler import binding, families, retention
 from overwinter.scheduler.shared_runs import SUSPECT_RUNS
 from tests.scheduler.world import World, spec
 
@@ -386,3 +386,27 @@ def test_a_shortage_of_memory_unbinds_some_functions_in_each_step(monkeypatch):
     actions = world.send(MemoryPressure(10))
     assert len(of(Unbind, actions)) == 2
     assert worker in world.alive
+
+
+def test_of_many_waiting_functions_some_try_again_at_the_end_of_a_run_and_all_are_answered(monkeypatch):
+    monkeypatch.setattr(families, "MARKED_MAX", 2)
+    names = [f"f{number}" for number in range(12)]
+    world = family(*names, max_workers=1, timeout_s=1000.0, config={"cores": 1})
+    for name in names:
+        world.arrive(name)
+        world.settle()
+    marked = []
+    mark = type(world.scheduler.cycle).mark
+    monkeypatch.setattr(type(world.scheduler.cycle), "mark", lambda *of: (marked.append(of[1]), mark(*of))[1])
+    for name in names:
+        world.arrive(name)
+        world.now += 0.001
+    counts = []
+    while world.running:
+        marked.clear()
+        world.finish()
+        counts.append(len({each.spec.id for each in marked}))
+    # The first due, as many that are bound, and the one whose run has ended.
+    assert max(counts) <= 2 + 2 + 1
+    assert len(world.answers) == 2 * len(names) + 1
+    assert all(isinstance(answer, Reply) for answer in world.answers.values())

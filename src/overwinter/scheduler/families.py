@@ -4,6 +4,9 @@ The configuration of workers, the rate and the scaling belong to a family. They 
 the sum of their `max_workers`. Queue, SLO, forecast, backoff and being out of service belong to a function.
 """
 
+from functools import partial
+from heapq import nsmallest
+from itertools import islice
 from math import inf
 
 import msgspec
@@ -20,6 +23,8 @@ from overwinter.scheduler.state import Family, Function
 
 NO_SLO_S = 2.0
 """The seconds from its arrival after which a request without an SLO is due."""
+MARKED_MAX = 64
+"""The number of waiting functions of a family that try again when a worker may be available."""
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
@@ -128,13 +133,18 @@ def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool =
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
     """Mark the family's functions with waiting requests by due time, because a worker may be available; and mark
-    `functions`.
+    `functions`. Of many, those that are due first are marked, and of those that a worker has bound as many.
     """
     if not family.waiting and not family.waking:
         for each in functions:
             cycle.mark(each)
         return
     marked = [family.members[id_] for id_ in (*family.waiting, *family.waking)]
+    if len(marked) > MARKED_MAX:
+        urgency = partial(_urgency, cycle)
+        bound = nsmallest(MARKED_MAX, (each for each in marked if each.workers), urgency)
+        waking = [family.members[id_] for id_ in islice(family.waking, MARKED_MAX)]
+        marked = list(dict.fromkeys([*nsmallest(MARKED_MAX, marked, urgency), *bound, *waking]))
     marked += [each for each in functions if each.spec.id not in family.waiting]
     if len(marked) > 1:
         marked.sort(key=lambda each: _urgency(cycle, each))

@@ -52,6 +52,9 @@ seconds.
 
 NEED_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = NeedBlocks(), FreeMemory(), Fork(), UseDevice()
 
+COUNTED_MAX = 256
+"""The number of waiting functions of a family whose requests are counted."""
+
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
     """Return the best option for the waiting requests, or for a caller that waits for the function to be loaded.
@@ -161,14 +164,13 @@ def _waits_long(function: Function, ready: Sequence[Worker]) -> bool:
         rate += together / max(seconds, 1e-9)
         at_once += together
     # The workers of a family may differ: all together serve the waiting requests, slow ones included.
-    run_s, slo_s, count = at_once / rate, 0.0 if settings.slo_ms is None else settings.slo_ms / 1000, 0
-    # Stop counting as soon as the result is known: many functions may wait, and each asks.
-    for each in chain([function], (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)):
-        count += len(each.queue)
-        wait_s = count / rate
-        if wait_s > latency.wake_s and wait_s + run_s > slo_s:
-            return True
-    return False
+    run_s, slo_s = at_once / rate, 0.0 if settings.slo_ms is None else settings.slo_ms / 1000
+    # Many functions may wait, and each asks. Each has a request, and those of the first ones are counted.
+    first = (family.members[id_] for id_ in islice(family.waiting, COUNTED_MAX) if id_ != function.spec.id)
+    count = len(family.waiting) + (function.spec.id not in family.waiting)
+    count += sum(len(each.queue) - 1 for each in chain([function], first))
+    wait_s = count / rate
+    return wait_s > latency.wake_s and wait_s + run_s > slo_s
 
 
 def _will_serve_family(worker: Worker) -> bool:
