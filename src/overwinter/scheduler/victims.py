@@ -53,7 +53,7 @@ EVICTION_WORK_MAX = 1 << 15
 """The most work of a step that evicts from the host stores, in blocks that are released and functions that are
 considered: about 15 ms.
 """
-SEARCHED_WORK = 3
+SEARCHED_WORK = 8
 """The work of considering a function in use, of the same unit."""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""

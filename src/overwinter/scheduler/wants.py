@@ -165,12 +165,16 @@ def _waits_long(function: Function, ready: Sequence[Worker]) -> bool:
         at_once += together
     # The workers of a family may differ: all together serve the waiting requests, slow ones included.
     run_s, slo_s = at_once / rate, 0.0 if settings.slo_ms is None else settings.slo_ms / 1000
-    # Many functions may wait, and each asks. Each has a request, and those of the first ones are counted.
-    first = (family.members[id_] for id_ in islice(family.waiting, COUNTED_MAX) if id_ != function.spec.id)
+    # Many functions may wait, and each asks. Each has a request; the others of the first ones are counted until the
+    # result is known.
     count = len(family.waiting) + (function.spec.id not in family.waiting)
-    count += sum(len(each.queue) - 1 for each in chain([function], first))
-    wait_s = count / rate
-    return wait_s > latency.wake_s and wait_s + run_s > slo_s
+    first = (family.members[id_] for id_ in islice(family.waiting, COUNTED_MAX) if id_ != function.spec.id)
+    for each in chain([function], first):
+        count += len(each.queue) - 1
+        wait_s = count / rate
+        if wait_s > latency.wake_s and wait_s + run_s > slo_s:
+            return True
+    return False
 
 
 def _will_serve_family(worker: Worker) -> bool:
