@@ -410,3 +410,20 @@ def test_of_many_waiting_functions_some_try_again_at_the_end_of_a_run_and_all_ar
     assert max(counts) <= 2 + 2 + 1
     assert len(world.answers) == 2 * len(names) + 1
     assert all(isinstance(answer, Reply) for answer in world.answers.values())
+
+
+def test_a_worker_far_beyond_its_need_unbinds_some_functions_in_each_step(monkeypatch):
+    names = [f"f{number}" for number in range(8)]
+    world = family(*names)
+    for name in names:
+        world.arrive(name)
+        world.settle()
+    [worker] = world.state.workers.values()
+    marked: list[str] = []
+    mark = families.mark
+    monkeypatch.setattr(families, "mark", lambda cycle, family: (marked.append(family.id), mark(cycle, family))[1])
+    monkeypatch.setattr(binding, "UNBOUND_MAX", 2)
+    binding.unbind_half(world.scheduler.cycle, worker)
+    assert len(worker.bound) == len(names) - 2
+    # The functions that may use it are marked once, not for each that leaves.
+    assert marked == ["one"]

@@ -7,7 +7,7 @@ from overwinter.scheduler import function_queue, swaps
 from overwinter.scheduler.device_admission import backlog_s
 from overwinter.scheduler.pool import pool_record
 from tests.scheduler.test_devices import device, of, pooled, served
-from tests.scheduler.world import World
+from tests.scheduler.world import World, spec
 
 FEW = 4
 RUN_S = 0.3
@@ -135,3 +135,29 @@ def test_a_step_looks_at_fewer_functions_of_many_blocks(monkeypatch):
     assert 0 < len(ranked) <= FEW
     world.settle()
     assert len(world.answers) == len(NAMES) + 2
+
+
+def test_a_step_looks_at_some_of_those_behind_the_first_and_later_ones_at_the_others():
+    waiting = overloaded().state.pool.waiting
+    first = [each.spec.name for each in waiting.first()]
+    assert len(first) == FEW
+    seen = [[each.spec.name for each in waiting.further({"t"}, 1 << 20)] for _ in range(3)]
+    assert [len(each) for each in seen] == [FEW] * 3
+    assert sorted([*first, *seen[0], *seen[1]]) == NAMES
+    assert seen[2] == seen[0]
+    assert [each.spec.name for each in waiting.first()] == first
+    assert waiting.further({"u"}, 1 << 20) == []
+    # None of them is that small.
+    assert waiting.further({None}, 999) == []
+
+
+def test_few_slices_are_compared_because_each_takes_long(monkeypatch):
+    monkeypatch.setattr(function_queue, "SLICE_COUNT", 2)
+    world = World(devices=(device(),))
+    for name in "fghk":
+        world.deploy(spec(name, blobs=((f"{name}1", 300_000), (f"{name}2", 300_000)), device="pool"), cut=True)
+        world.arrive(name)
+    while world.loads:
+        world.load_blocks()
+    assert len(world.state.pool.waiting) == FEW
+    assert len(list(world.state.pool.waiting.first())) == FEW // 2

@@ -182,9 +182,11 @@ def observe(function: Function, seconds: float) -> None:
     family.bind_s += SMOOTHING * (seconds - family.bind_s)
 
 
-def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None) -> None:
+def stop_using(
+    cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None, marks: bool = True
+) -> None:
     """Stop using a worker for a function: unbind it after its runs, and refuse the requests of those that have not
-    ended at `until`.
+    ended at `until`. `marks`: as in `unbind_if_done`.
 
     A worker without another function drains, and is stopped when it is idle.
     """
@@ -203,11 +205,13 @@ def stop_using(cycle: Cycle, worker: Worker, function: Function, why: str, until
     binding.draining, binding.until = True, until
     if until is not None:
         cycle.timers.arm(worker.id, until)
-    unbind_if_done(cycle, worker, binding)
+    unbind_if_done(cycle, worker, binding, marks)
 
 
-def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
-    """Unbind a function that leaves a worker if it has no operation in progress there."""
+def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding, marks: bool = True) -> None:
+    """Unbind a function that leaves a worker if it has no operation in progress there. `marks`: mark the functions that
+    may use the worker now; otherwise the caller marks them.
+    """
     function, id_ = binding.function, binding.function.spec.id
     if not binding.draining or worker.stopping or worker.works_for(id_):
         return
@@ -218,7 +222,8 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding) -> None:
         cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))
     cycle.mark(function)
-    families.mark(cycle, worker.family)
+    if marks:
+        families.mark(cycle, worker.family)
 
 
 def forget(worker: Worker, function: Function) -> None:
@@ -241,11 +246,14 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
         is_old = function.used_at + keepalive.at_most_s(function, cycle.policy) <= cycle.now
         if is_old and staying > least:
             staying -= 1
-            stop_using(cycle, worker, function, "it has not been used for a long time")
+            stop_using(cycle, worker, function, "it has not been used for a long time", marks=False)
+    families.mark(cycle, worker.family)
 
 
 def unbind_half(cycle: Cycle, worker: Worker) -> None:
-    """Unbind half of the idle functions, the least recently used first, but never the worker's last function."""
+    """Unbind half of the idle functions, but at most UNBOUND_MAX and never the worker's last one, the least recently
+    used first.
+    """
     if worker.stopping:
         return
     unused = [
@@ -253,5 +261,6 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
     ]
     staying = sum(not each.draining for each in worker.bound.values())
     unused.sort(key=lambda each: (each.function.used_at, each.function.spec.id))
-    for binding in unused[: min((len(unused) + 1) // 2, staying - 1)]:
-        stop_using(cycle, worker, binding.function, "its worker takes more memory than expected")
+    for binding in unused[: min((len(unused) + 1) // 2, staying - 1, UNBOUND_MAX)]:
+        stop_using(cycle, worker, binding.function, "its worker takes more memory than expected", marks=False)
+    families.mark(cycle, worker.family)

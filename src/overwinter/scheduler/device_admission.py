@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
-from overwinter.core.ids import DeviceId, TenantId
+from overwinter.core.ids import DeviceId, Seconds, TenantId
 from overwinter.scheduler import (
     counterpart,
     device_order,
@@ -44,6 +44,9 @@ from overwinter.scheduler.replacement import (
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
+
+FURTHER_S = 0.25
+"""The pause after which functions behind the first ones are tried again while a device stays free."""
 
 
 def assign_devices(cycle: Cycle) -> None:
@@ -132,9 +135,11 @@ def _serve_in_order(cycle: Cycle) -> None:
     # Those behind the first functions matter only where these leave a device free.
     if (free := _free(cycle)) and not homes.are_used(cycle):
         tenants = {None if each.owner is None else each.owner[0] for each in free}
-        for part in pool.waiting.rest(tenants):
-            if _free(cycle):
-                _serve(cycle, part, coming)
+        further = pool.waiting.further(tenants, max(each.config.memory_bytes for each in free))
+        _serve(cycle, further, coming)
+        if further and _free(cycle):
+            # There may be more behind them.
+            cycle.timers.arm("devices", Seconds(cycle.now + FURTHER_S))
 
 
 def _free(cycle: Cycle) -> list[Device]:

@@ -58,18 +58,24 @@ def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[
     """Take the requests of a shared run: as many as together can meet the SLO of the first request. If that one would
     be late even alone, the run takes up to `max_batch` requests.
     """
-    own, seconds = len(function.queue), partial(expected_s, cycle, function)
+    own = len(function.queue)
     count = min(function.spec.settings.max_batch, own + sum(len(each.queue) for each in others))
     left_s = cycle.state.requests[function.queue[0]].due - cycle.now
-    in_time = (each for each in range(count, 0, -1) if seconds(_spread(own, each)) <= left_s)
-    return shared_runs.take_shared_run(cycle, function, next(in_time, count), seconds, others)
+    in_time = (each for each in range(count, 0, -1) if _spread_s(cycle, function, own, each) <= left_s)
+    return shared_runs.take_shared_run(
+        cycle, function, next(in_time, count), partial(expected_s, cycle, function), others
+    )
 
 
-def _spread(own: int, count: int) -> list[int]:
-    """Return how many requests each function has in a run of `count`: up to `own` of the leading function, then one of
-    each other.
+def _spread_s(cycle: Cycle, function: Function, own: int, count: int) -> float:
+    """Expected seconds of the execution of `count` requests: up to `own` of the leading function, then one of each
+    other. As `expected_s`, but the time for this does not grow with `count`.
     """
-    return [min(own, count), *[1] * (count - own)]
+    together, others = swaps.run_s(cycle, function, count), max(0, count - own)
+    if not others:
+        return together
+    apart = swaps.run_s(cycle, function, own) + others * swaps.run_s(cycle, function, 1)
+    return latency.shared_run_s(together, apart, function.separate_part)
 
 
 def expected_s(cycle: Cycle, function: Function, counts: Sequence[int]) -> float:

@@ -2,13 +2,12 @@
 time.
 """
 
-from collections.abc import Container, Iterator, Mapping
-from itertools import islice
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from overwinter.core.ids import FunctionId, TenantId
+from overwinter.core.ids import FunctionId, TenantId, slice_number
 
 if TYPE_CHECKING:
     from overwinter.scheduler.state import Function
@@ -17,6 +16,8 @@ CHECKED = 256
 """The most functions of a tenant that a step compares. In `benchmarks.torpor` at most 37 of 560 functions wait for a
 device, and 230 of 960, with which the node is overloaded.
 """
+SLICE_COUNT = 32
+"""A slice of a program counts as this many functions: where it runs depends on the others of its program."""
 BLOCKS_CHECKED = 1 << 16
 """The most blocks of these functions: a step searches each of them on each device."""
 
@@ -86,28 +87,37 @@ class FunctionQueue(msgspec.Struct):
         functions = self.of_tenants.get(tenant, {})
         return len(functions) if id_ is None else int(id_ in functions)
 
-    def rest(self, tenants: Container[TenantId | None]) -> "Iterator[list[Function]]":
-        """Yield the functions of these tenants that `first` does not yield, in lists as bounded as those. If `tenants`
-        contains None: those of all tenants.
+    def further(self, tenants: Container[TenantId | None], bytes_max: int) -> "list[Function]":
+        """Return some functions of these tenants that `first` does not yield and that have at most so many bytes, and
+        move them behind the others, so that a later call returns others. If `tenants` contains None: of all tenants.
         """
-        for tenant, functions in list(self.of_tenants.items()):
-            if tenant in tenants or None in tenants:
-                yield from islice(_parts(functions), 1, None)
+        found: list[Function] = []
+        for tenant, functions in self.of_tenants.items():
+            if len(found) < CHECKED and (tenant in tenants or None in tenants):
+                behind = list(functions.values())[len(_first(functions)) :]
+                fitting = (each for each in behind if each.pool is not None and each.pool.nbytes <= bytes_max)
+                some = _first_of(fitting)
+                for each in some:
+                    functions[each.spec.id] = functions.pop(each.spec.id)
+                found += some
+        return found
 
 
 def _first(functions: "Mapping[FunctionId, Function]") -> "list[Function]":
     """Return the first functions of a tenant, as many as a step compares."""
-    return next(_parts(functions))
+    return _first_of(functions.values())
 
 
-def _parts(functions: "Mapping[FunctionId, Function]") -> "Iterator[list[Function]]":
-    """Yield all functions of a tenant, in lists of at most CHECKED with at most BLOCKS_CHECKED, but at least one."""
-    part: list[Function] = []
-    blocks = 0
-    for function in list(functions.values()):
+def _first_of(functions: "Iterable[Function]") -> "list[Function]":
+    """Return the first of these functions, which count as at most CHECKED and have at most BLOCKS_CHECKED, but at least
+    one.
+    """
+    found: list[Function] = []
+    count = blocks = 0
+    for function in functions:
+        count += SLICE_COUNT if function.spec.following or slice_number(function.spec.id) else 1
         blocks += len(function.sizes)
-        if part and (len(part) == CHECKED or blocks > BLOCKS_CHECKED):
-            yield part
-            part, blocks = [], len(function.sizes)
-        part.append(function)
-    yield part
+        if found and (count > CHECKED or blocks > BLOCKS_CHECKED):
+            break
+        found.append(function)
+    return found

@@ -7,7 +7,7 @@ last one: while there are several, their number follows the rate, once the funct
 
 from math import inf
 
-from overwinter.core.ids import Seconds
+from overwinter.core.ids import Seconds, WorkerId
 from overwinter.scheduler import families, homes, idle, residency, victims
 from overwinter.scheduler.binding import UNBOUND_MAX, stop_using
 from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
@@ -89,10 +89,13 @@ def release_idle(cycle: Cycle, nbytes: int) -> int:
     """Unbind functions that are bound with others and have long been unused, at most UNBOUND_MAX, because a bind is
     cheap; then stop idle workers; until this many bytes are freed or nothing is left. Returns the freed bytes.
     """
-    freed = 0
+    freed, unbound = 0, dict[WorkerId, Worker]()
     for unused in idle.unused_bindings(cycle)[:UNBOUND_MAX] if nbytes > 0 else ():
         if freed < nbytes and _unbind(cycle, unused.worker, unused.binding):
             freed += unused.nbytes
+            unbound[unused.worker.id] = unused.worker
+    for worker in unbound.values():
+        families.mark(cycle, worker.family)
     for worker in idle.in_order(cycle.state.tenants.values()) if freed < nbytes else ():
         if freed < nbytes:
             freed += worker.nbytes
@@ -105,7 +108,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     if all(other.draining for other in worker.bound.values() if other is not binding):
         return False
     function = binding.function
-    stop_using(cycle, worker, function, "the machine is short of memory")
+    stop_using(cycle, worker, function, "the machine is short of memory", marks=False)
     if _is_unused(function):
         unused_s = cycle.now - function.used_at
         evict_blocks_of(cycle, function, f"the machine ran short of memory; it was used {unused_s:.1f} s ago")

@@ -108,6 +108,9 @@ def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[
     """Yield when each slice of the program that would be evicted from a device for this one is needed, as a sort key:
     slices after this one are needed first, by its own requests, and earlier slices later, by the next requests.
     """
+    if not device.short_bytes(device.missing_bytes(pool_record(function))):
+        # Nothing is evicted. Otherwise all functions there are compared.
+        return
     number = slice_number(function.spec.id) or 1
     for each in _evicted(function, device, swaps.victims(cycle, function, device)):
         if _is_same_program(each, function):
