@@ -37,7 +37,7 @@ from overwinter.scheduler.state import Binding, Function, Worker
 
 SMOOTHING = 0.2
 UNBOUND_MAX = 256
-"""The most functions that a check of a worker unbinds in one step."""
+"""The most functions that one check, or one shortage of memory, unbinds."""
 
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
@@ -237,8 +237,8 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
     """Unbind functions that have been idle for their keep-alive, if they have one, except the last function. A step
     unbinds UNBOUND_MAX.
     """
-    staying = sum(not each.draining for each in worker.bound.values())
-    least = max(1, staying - UNBOUND_MAX)
+    before = staying = sum(not each.draining for each in worker.bound.values())
+    least = max(1, before - UNBOUND_MAX)
     for binding in list(worker.bound.values()):
         function = binding.function
         if binding.draining or function.queue or worker.works_for(function.spec.id):
@@ -247,7 +247,8 @@ def unbind_unused(cycle: Cycle, worker: Worker) -> None:
         if is_old and staying > least:
             staying -= 1
             stop_using(cycle, worker, function, "it has not been used for a long time", marks=False)
-    families.mark(cycle, worker.family)
+    if staying < before:
+        families.mark(cycle, worker.family)
 
 
 def unbind_half(cycle: Cycle, worker: Worker) -> None:
@@ -261,6 +262,8 @@ def unbind_half(cycle: Cycle, worker: Worker) -> None:
     ]
     staying = sum(not each.draining for each in worker.bound.values())
     unused.sort(key=lambda each: (each.function.used_at, each.function.spec.id))
-    for binding in unused[: min((len(unused) + 1) // 2, staying - 1, UNBOUND_MAX)]:
+    leaving = unused[: min((len(unused) + 1) // 2, staying - 1, UNBOUND_MAX)]
+    for binding in leaving:
         stop_using(cycle, worker, binding.function, "its worker takes more memory than expected", marks=False)
-    families.mark(cycle, worker.family)
+    if leaving:
+        families.mark(cycle, worker.family)

@@ -148,17 +148,14 @@ class TrackedPool(Generic[T]):
         if action.kill and not executor.stopping and executor.preparing is None:
             executor.device.crashes += 1
         executor.stopping = True
-        self._empty(executor.device, now)
+        executor.device.forget_all(now)
 
     def exit(self, id_: WorkerId, now: Seconds) -> None:
         """An executor ended."""
         executor = self.executors.pop(id_, None)
         if executor is not None and not executor.stopping:
             executor.device.crashes += 1
-            self._empty(executor.device, now)
-
-    def _empty(self, device: TrackedDevice[T], now: Seconds) -> None:
-        device.forget_all(now)
+            executor.device.forget_all(now)
 
     # Runs
 
