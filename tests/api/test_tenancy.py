@@ -34,6 +34,7 @@ def put(node: FakeNode, tenant: str) -> None:
     ("text", "result"),
     [
         ("no function 'acme..f@3' here", "no function 'f@3' here"),
+        ("no function 'acme..F' here", "no function 'F' here"),
         ('["acme..f","acme..g"]', '["f","g"]'),
         ("of the company acme... and so on", "of the company acme... and so on"),
         ("xacme..f is another's, and other.acme..f", "xacme..f is another's, and other.acme..f"),

@@ -168,7 +168,7 @@ def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
             {"applications": [application(stages={"s": {"function": "a", "version": 2, "inputs": {"x": "input:x"}}})]},
             "a@2",
         ),
-        ({"applications": [application("a")]}, "names must be unique"),
+        ({"applications": [application("a")]}, "the name of a function"),
         ({"applications": []}, "nothing calls a, b, c"),
         ({"applications": [application(stages={})]}, "length >= 1"),
         ({"applications": [application(stages={"s": {"function": "a", "inputs": {"x": "s:y"}}})]}, "each other"),

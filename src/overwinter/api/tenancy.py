@@ -39,10 +39,10 @@ class TenantNames:
         # Match whole words only, and only before a name: a sentence may end in the prefix. Each pattern begins with its
         # literal text, for which `re` searches many times faster than for a condition.
         prefix = re.escape(self.prefix)
-        self._in_text = re.compile(rf"{prefix}(?=[a-z0-9])(?<![a-z0-9._-]{prefix})")
+        self._in_text = re.compile(rf"{prefix}(?=[A-Za-z0-9])(?<![a-z0-9._-]{prefix})")
         # The letter of a JSON escape, such as the `n` of `\n`, belongs to no word.
         behind_escape = rf"(?<=\\[bfnrt]{prefix})|(?<=\\u[0-9a-f]{{4}}{prefix})"
-        self._escaped = re.compile(rf"{prefix}(?=[a-z0-9])(?:(?<![\\a-z0-9._-]{prefix})|{behind_escape})".encode())
+        self._escaped = re.compile(rf"{prefix}(?=[A-Za-z0-9])(?:(?<![\\a-z0-9._-]{prefix})|{behind_escape})".encode())
 
     def in_node(self, name: FunctionName) -> FunctionName:
         """Return the node's name of the tenant's function."""

@@ -92,8 +92,8 @@ WORKER_SETTINGS = frozenset(("max_workers", "threads", "concurrency", "memory_mi
 
 
 def runs_on_pool(device: Device, is_part: bool, has_handler: bool) -> bool:
-    """Whether a function with this setting runs on devices. One with a handler, or with `any`, runs in workers, and its
-    program is another function.
+    """Whether a function with this setting runs on devices. A function with a handler, or with `any`, runs in workers;
+    if its program also runs on the pool, that is a function of its own (a part).
     """
     return is_part or (device == "pool" and not has_handler)
 

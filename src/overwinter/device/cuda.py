@@ -17,12 +17,12 @@ from overwinter.device.reserved import ReservedDevice
 from overwinter.model.compile import Compiled, Waiting
 
 LIBRARIES_BYTES = 256 << 20
-"""The memory of a GPU for the workspaces of libraries and for kernels, besides the arena and what runs compute."""
+"""The memory of a GPU for the workspaces of libraries and for kernels, besides the arena and activations."""
 
 
 class Registration:
     """Memory of the host that the GPU copies directly, as long as this object exists. Registering takes nearly as long
-    as a copy from other memory, so it is done once for each block.
+    as a copy from unregistered memory, so it is done once for each block.
     """
 
     def __init__(self, content: torch.Tensor) -> None:
@@ -37,7 +37,7 @@ class CudaEvent(Event):
     """A point in the copy stream."""
 
     def __init__(self, point: torch.cuda.Event | RuntimeError, nbytes: int) -> None:
-        """`point`: the point, or the error if the copies could not be ordered."""
+        """`point`: the point, or the error if the copies could not be enqueued."""
         self._point = point
         self._nbytes = nbytes
 
@@ -62,9 +62,9 @@ class CudaDevice(ReservedDevice):
     """A GPU. Its process uses no other one."""
 
     def __init__(self, name: str, allocator: Allocator, gpu: int = 0, activation_bytes: int | None = None) -> None:
-        """Reserve all of the allocator's memory. `activation_bytes`: the most memory for what runs compute; None: what
-        is left. Raises WorkerError, which names the device, without such a GPU, and PyTorch's OutOfMemoryError if it
-        has less free memory.
+        """Reserve all of the allocator's memory. `activation_bytes`: the most for activations; None: what is left.
+        Raises WorkerError, which names the device, if there is no such GPU, and PyTorch's OutOfMemoryError if the GPU
+        has too little free memory.
         """
         check_gpu(name, gpu)
         torch.cuda.set_device(gpu)
@@ -105,9 +105,9 @@ class CudaDevice(ReservedDevice):
         return RegisteredBlocks(blocks, registrations)
 
     def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CudaEvent:
-        """Copy parts of blocks as one transfer, after all copies and all work that were ordered before: that work may
-        still read what lay in the same memory. The device has a real link, so those of `paths` are not used. Sources
-        keep their blocks, so each block comes over the first path that has it.
+        """Copy parts of blocks as one transfer, after all copies and all work that were enqueued before: that work may
+        still read what lay in the same memory. The links of `paths` are not used, because the device has a real one.
+        Sources keep their blocks, so each block is copied from the first path whose source has it.
         """
         point = torch.cuda.Event()
         try:
@@ -146,7 +146,7 @@ class CudaDevice(ReservedDevice):
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Move the bytes of blocks to their new positions."""
-        torch.cuda.current_stream().wait_stream(self._stream)  # Copies that were asked for use the old positions.
+        torch.cuda.current_stream().wait_stream(self._stream)  # Enqueued copies still write to the old positions.
         super()._move(moves)
 
     def _load_libraries(self) -> None:

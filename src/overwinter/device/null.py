@@ -1,4 +1,4 @@
-"""A null device: transfers take the time of their link and runs the time in their function's profile, but no byte is
+"""A null device: a transfer takes the time of its link, and a run the time in its function's profile, but no byte is
 moved, and the outputs are those of weights and inputs of zeros.
 
 A node with null devices shows how it would use devices that its machine lacks, and so whether the simulator is right.
@@ -35,7 +35,7 @@ class NullDevice(VirtualDevice):
             super().__init__(name, allocator)
 
     def _reserve(self, nbytes: int, shared: int | None) -> mmap.mmap:
-        """Return memory that can only be read, which the kernel counts for nobody. Raises OSError."""
+        """Return read-only memory, which the kernel charges to no process. Raises OSError."""
         return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
 
     def _clear(self, extent: Extent, tenant: TenantId) -> None:

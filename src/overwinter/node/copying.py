@@ -16,7 +16,7 @@ from overwinter.node.threads import Threads
 from overwinter.worker.buffer import LARGE_BYTES
 
 THREADS = 2
-STEP_COUNT = 4
+STEP_COST = 4
 """A step of a check takes about as long as this many messages."""
 COPIED_BYTES_OF_ONE = 64 << 10
 """The bytes copied on the event loop's thread that take about as long as one message."""
@@ -92,7 +92,7 @@ class Copies:
             except FAULTS as error:
                 failed(error)
             else:
-                self._queue.add(process.client, step_later, STEP_COUNT)
+                self._queue.add(process.client, step_later, STEP_COST)
 
         def step_later() -> None:
             if not process.over:

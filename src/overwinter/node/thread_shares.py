@@ -2,8 +2,8 @@
 
 All processes of the node's control groups together may have a bounded number of threads (`cgroups.py`), and no tenant
 could wake a function if the sleeping threads of others used all of them. So when most are in use, workers are ended:
-each time the one with the most threads of the tenant with the most. Before that, tenants' zygotes with many threads are
-ended.
+each time, of the tenant with the most threads, the worker with the most. Before any worker, tenants' zygotes with many
+threads are ended.
 """
 
 import asyncio

@@ -21,6 +21,10 @@ from overwinter.scheduler.resources import Resources
 from overwinter.scheduler.state import Function, State
 from overwinter.scheduler.timers import Timers
 
+ACTIONS_MAX = 256
+"""The most actions of a step before it leaves what can wait to the next one: thousands of requests may expire together.
+"""
+
 
 class Cycle:
     """The data that the functions of this package share; nothing here decides."""
@@ -71,6 +75,11 @@ class Cycle:
         """Begin to handle the next event."""
         self.now, self.actions, self.current, self.eviction_work = now, [], None, 0
         self.cores_changed = self.places_changed = self.bytes_changed = self.devices_changed = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the step has so many actions that the next one, which follows at once, does what can wait."""
+        return len(self.actions) > ACTIONS_MAX
 
     def mark(self, function: Function, has_core: bool = False) -> None:
         """Mark a function whose want may have changed; one that was removed is ignored. `has_core`: the core of its

@@ -154,6 +154,10 @@ def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) ->
     queue = [(device_order.start_tag(cycle, each), rank) for each, rank in zip(waiting, ranks, strict=True)]
     heapify(queue)
     while queue and free:
+        if cycle.is_long:
+            # For example, a device was chosen for hundreds of requests that had expired.
+            cycle.timers.arm("devices", cycle.now)
+            return
         tag, rank = heappop(queue)
         function = cycle.state.functions[rank[-1]]
         if tag < (present_tag := device_order.start_tag(cycle, function)):

@@ -32,8 +32,9 @@ def check(cycle: Cycle) -> None:
             assert not function.workers, f"{id_} is a function of the pool, and has a worker"
         if function.waits_in == "devices":
             assert function.pool is not None
-            # Those behind the first ones are looked at some at a time.
-            if id_ in first or cycle.timers.at("devices") is None:
+            at = cycle.timers.at("devices")
+            # A long step leaves all of them to the next one; those behind the first ones are looked at some at a time.
+            if at is None or (id_ in first and at > cycle.now):
                 assert not could_begin(cycle, function), f"{id_} waits although a device that serves its owner is free"
     for device in pool.devices.values() if pool.waiting else ():
         at = cycle.timers.at("devices")

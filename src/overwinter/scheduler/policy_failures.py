@@ -1,8 +1,9 @@
-"""Contains failures of policies: when a policy fails on one function, only that function is taken out of service.
+"""Isolates failures of policies: if a policy fails on one function, only that function is taken out of service.
 
-Policies change no table. Each is called through `call_policy`, which has a default answer in case the policy fails, and
-remembers the function. The tables are consistent at any such moment, and at the end of the step the function is
-unloaded with the reason, as if by its owner. Any other failure ends the node.
+Policies that are called through `call_policy` change no table. If one of them raises, `call_policy` returns the given
+default and records the function. The tables are consistent at that moment. At the end of the step the function is
+unloaded, as its owner could do, with the error as the reason. Any other failure ends the node, also that of a policy
+that is called directly.
 """
 
 from collections.abc import Callable, Sequence

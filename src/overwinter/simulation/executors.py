@@ -1,6 +1,7 @@
 """Carries out the actions for the devices of a simulated pool: executors start, run, swap and end.
 
-A run takes the longer of its execution and its transfer, and the time of the first group, before which it cannot begin.
+A run takes the longer of its execution and its transfer, plus the time of the first group, before which it cannot
+begin, plus the model's swap time. A run without missing blocks takes its execution time.
 The pool has its own tables of the blocks on each device, and raises RuntimeError if the scheduler's tables differ.
 """
 
@@ -101,7 +102,7 @@ class Executors:
         executor = self._executors.get(action.executor)
         if executor is not None:
             if not executor.ready or executor.preparing:
-                raise RuntimeError(f"{action.function} is prepared on {action.device}, which is not ready or busy")
+                raise RuntimeError(f"{action.function} is prepared on {action.device}, which cannot prepare it now")
             executor.preparing = True
             self._timeline.after(seconds, partial(self._prepared, executor, action))
 

@@ -105,9 +105,9 @@ class Faults(ScenarioPart, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         shares = ("run_crash_share", "start_crash_share", "slow_load_share", "unplaced_share")
         self.check_above(*shares, least=0)
-        for share in (getattr(self, name) for name in shares):
-            if share > 1:
-                raise ValueError(f"a share is at most 1, got {share}")
+        for name in shares:
+            if (share := getattr(self, name)) > 1:
+                raise ValueError(f"{name} must be at most 1, got {share}")
         self.check_above("slow_load_factor", "worker_life_s", "zygote_life_s", "executor_life_s")
 
 
@@ -152,7 +152,7 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
         called = {stage.function for stage in stages}
         names = [*known, *(application.name for application in self.applications)]
         if len(set(names)) != len(names):
-            raise ValueError(f"application names must be unique, got {sorted(names)}")
+            raise ValueError(f"no application may have the name of a function or of another one, got {sorted(names)}")
         if not called <= known:
             raise ValueError(f"a stage calls {', '.join(sorted(called - known))}: there is no such function")
         newer = {f"{stage.function}@{stage.version}" for stage in stages if stage.version not in (None, 1)}

@@ -7,7 +7,7 @@ from overwinter.core.versions import Shares, Versions
 
 
 class KnownVersions:
-    """All versions of all functions, and those that may answer for their names."""
+    """All versions of all functions, and those that may serve requests without a version."""
 
     def __init__(self) -> None:
         self._specs: dict[FunctionName, dict[int, FunctionSpec]] = {}
@@ -21,7 +21,7 @@ class KnownVersions:
             self.prove(spec)
 
     def prove(self, spec: FunctionSpec) -> None:
-        """A version has passed its trial, and may answer for its name from now on."""
+        """A version has passed its trial, and may serve requests without a version from now on."""
         self._proven[spec.name].add(spec.version)
 
     def split(self, name: FunctionName, shares: Shares) -> None:

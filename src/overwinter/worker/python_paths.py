@@ -20,8 +20,8 @@ def python_paths() -> list[str]:
 
 
 def reach_python() -> list[int]:
-    """Make Python's own files reachable for users that may not traverse its parent directories (such as /root), if
-    there is no mount namespace.
+    """Make Python's own files reachable for users that may not traverse its parent directories, such as /root. In a
+    mount namespace of the node every user may traverse them, and nothing changes.
 
     Python's own directories below such a parent are opened, and paths through the descriptors replace their names in
     `sys.path` and in imported packages. Returns the descriptors, which must stay open in every fork.
