@@ -280,7 +280,7 @@ def test_an_executor_that_starts_as_slowly_as_others_is_waited_for():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_a_request_without_a_place_for_a_worker_goes_to_a_device():
+def test_a_request_without_capacity_for_a_worker_goes_to_a_device():
     world = known(cpu_s=0.01, device_s=0.5, workers_max=1)
     assert serve(world, 0.01) == "workers"
     world.deploy(spec("g", 1, [("g-own", 10)]))
@@ -295,7 +295,7 @@ def test_a_request_without_a_place_for_a_worker_goes_to_a_device():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
-def test_an_executor_starts_for_a_request_without_a_place_when_its_device_backs_off_no_more():
+def test_an_executor_starts_for_a_request_without_capacity_when_its_device_backs_off_no_more():
     world = Watched(devices=(device(),), memory_bytes=15)
     world.deploy(either(run_s=0.5, max_workers=1, timeout_s=100.0))
     world.deploy(spec("g", 1, [("g-weights", 100)], profile=profiled(0.5), timeout_s=1000.0))

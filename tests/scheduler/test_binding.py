@@ -204,11 +204,11 @@ def calls(waiting: int) -> int:
     return called
 
 
-def test_those_that_lack_private_memory_are_not_all_looked_at_whenever_places_change():
+def test_those_that_lack_private_memory_are_not_all_looked_at_whenever_capacity_changes():
     assert calls(waiting=40) == calls(waiting=20)
 
 
-def test_what_waits_for_a_place_is_not_overtaken_by_binds():
+def test_what_waits_for_capacity_is_not_overtaken_by_binds():
     world = node(29, others="xy")
     use(world, "f", "g")
     measure(world)
@@ -217,7 +217,7 @@ def test_what_waits_for_a_place_is_not_overtaken_by_binds():
         world.settle_processes()
     world.arrive("y")
     world.load_blocks()
-    assert world.state.functions["y@1"].waits_in == "places"
+    assert world.state.functions["y@1"].waits_in == "capacity"
     assert world.resources.memory.free >= STATE
     request = world.arrive("h")
     while world.loads or world.binding:

@@ -275,9 +275,9 @@ class Seen(World):
 
 WAITS = {
     "nothing": set(),
-    "memory": {"waits for places", "memory is full", "Evict"},
+    "memory": {"waits for capacity", "memory is full", "Evict"},
     "host bytes": {"waits for bytes", "Drop"},
-    "workers": {"waits for places"},
+    "workers": {"waits for capacity"},
     "cores": {"waits for cores"},
 }
 """What must occur under each bound; otherwise the bound has no effect."""

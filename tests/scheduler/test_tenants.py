@@ -75,7 +75,7 @@ def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
 
 
 def test_a_tenant_that_comes_later_gets_what_another_has_beyond_its_share():
-    """All workers sleep for a day: one is killed at the drain timeout, and the new tenant keeps its place."""
+    """All workers sleep for a day: one is killed at the drain timeout, and the new tenant keeps its capacity."""
     world = World(workers_max=8)
     sleepers(world, 20)
     well(world, keep_alive_s=1000.0)
@@ -132,7 +132,7 @@ def test_a_start_or_bind_that_hangs_is_ended_for_another_tenant(hangs_in):
     assert waiting not in world.answers
 
 
-def test_a_start_is_not_ended_while_its_tenant_alone_waits_for_places():
+def test_a_start_is_not_ended_while_its_tenant_alone_waits_for_capacity():
     world = World(workers_max=1, start_timeout_s=500.0)
     for name in ("a0", "a1"):
         world.deploy(spec(name, blobs=((name, 1),), tenant="a", timeout_s=DAY_S))

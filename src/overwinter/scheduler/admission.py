@@ -1,12 +1,12 @@
-"""Assigns resources to functions. This is the only place that does so.
+"""Assigns resources to functions. No other module does so.
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
 lacks. Then the queues are served in the order below, the first three each from its front, up to the first function that
 does not fit. Free resources are reserved for that function, and other functions must release resources only for it. The
-exception is places: workers are drained for several functions at once (places.py).
+exception is worker capacity: workers are drained for several functions at once (capacity.py).
 
-1. Places for workers, and private memory for binds. The first in the queue also takes the next free core, because a
+1. Worker capacity, and private memory for binds. The first in the queue also takes the next free core, because a
    function that wants a worker joins this queue only when it may have a core.
 2. Cores, including the one additional run that a short urgent request may have.
 3. Bytes of a host store.
@@ -18,7 +18,7 @@ from typing import assert_never
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, device_admission, order, places, retention, shared_runs, victims
+from overwinter.scheduler import ahead, capacity, device_admission, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.any_device import move_to_devices, move_to_worker
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
@@ -57,14 +57,16 @@ def admit(cycle: Cycle) -> None:
             function = state.functions.get(id_)
             if function is not None:
                 serve(cycle, function, has_core)
-        if not (state.waiting_for_places or state.waiting_for_bytes or state.core_queue.waits or _wants_device(cycle)):
+        if not (
+            state.waiting_for_capacity or state.waiting_for_bytes or state.core_queue.waits or _wants_device(cycle)
+        ):
             # Usually nobody waits.
-            cycle.places_changed = False
+            cycle.capacity_changed = False
             return
-        if state.waiting_for_places:
-            _assign_places(cycle)
+        if state.waiting_for_capacity:
+            _assign_capacity(cycle)
         else:
-            cycle.places_changed = False
+            cycle.capacity_changed = False
         if cycle.cores_changed and state.core_queue.waits:
             _assign_cores(cycle)
         if cycle.bytes_changed and state.waiting_for_bytes and not changed:
@@ -79,7 +81,7 @@ def _may_continue(cycle: Cycle) -> bool:
     """Whether a function waits for a resource that may have become free."""
     state = cycle.state
     return bool(
-        (cycle.places_changed and state.waiting_for_places)
+        (cycle.capacity_changed and state.waiting_for_capacity)
         or (cycle.cores_changed and state.core_queue.waits)
         or (cycle.bytes_changed and state.waiting_for_bytes)
         or (cycle.devices_changed and _wants_device(cycle))
@@ -128,7 +130,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
         case Fork():
             return _fork(cycle, function, has_core)
         case FreeMemory():
-            _wait_for_place(cycle, function, None, lacks_memory=True)
+            _wait_for_capacity(cycle, function, None, lacks_memory=True)
             return False
         case NeedBlocks():
             return _load(cycle, function)
@@ -226,12 +228,12 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
         refuse(cycle, id_, "OverloadedError", message, cycle.config.retry_after_min_s)
 
 
-# Places for workers
+# Worker capacity
 
 
 def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
-    """Start workers while there are places and no other function is before this one, if a core is free for it."""
-    if function.waits_in != "places" and not _has_cores(cycle, function, 1, has_core):
+    """Start workers while there is capacity and no other function is before this one, if a core is free for it."""
+    if function.waits_in != "capacity" and not _has_cores(cycle, function, 1, has_core):
         return False
     starts = function.point_to_start
     if _may_start(cycle, function, has_core):
@@ -240,18 +242,18 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
         if start_workers(cycle, function, points):
             return True
         starts = points[0]
-    _wait_for_place(cycle, function, starts, lacks_memory=False)
+    _wait_for_capacity(cycle, function, starts, lacks_memory=False)
     return False
 
 
-def _wait_for_place(cycle: Cycle, function: Function, starts: Point | None, lacks_memory: bool) -> None:
-    """Join the queue for places, unless the want would not fit even if the workers of all others were stopped. Then the
-    function does not join it, so that no other function waits behind it. It is asked again when a run of its own
+def _wait_for_capacity(cycle: Cycle, function: Function, starts: Point | None, lacks_memory: bool) -> None:
+    """Join the queue for capacity, unless the want would not fit even if the workers of all others were stopped. Then
+    the function does not join it, so that no other function waits behind it. It is asked again when a run of its own
     workers ends.
     """
     function.point_to_start, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
-        order.join(cycle, function, "places")
+        order.join(cycle, function, "capacity")
         return
     order.leave(cycle, function)
     function.point_to_start, function.lacks_memory = None, False
@@ -278,13 +280,13 @@ def start_workers(cycle: Cycle, function: Function, points: Sequence[Point]) -> 
             return started
         order.leave(cycle, function)
         begin_start(cycle, function, point, ahead.take_over(cycle, function, point))
-        # The first function in the queue may have had a place until now, and waited only for a core.
-        cycle.places_changed = True
+        # The first function in the queue may have had capacity until now, and waited only for a core.
+        cycle.capacity_changed = True
     return len(points)
 
 
-def has_place(cycle: Cycle, function: Function) -> bool:
-    """Whether there is a place for what a waiting function wants."""
+def has_capacity(cycle: Cycle, function: Function) -> bool:
+    """Whether there is capacity for what a waiting function wants."""
     return _fits(cycle, function, claim_of_queued(cycle, function))
 
 
@@ -298,22 +300,22 @@ def _fits(cycle: Cycle, function: Function, wanted: Claim) -> bool:
     return all(each.fits(amount, each.taken - own.get(each, 0)) for each, amount in wanted.items())
 
 
-def _assign_places(cycle: Cycle) -> None:
-    """Begin the want of the first function in the queue if there is a place, otherwise make one."""
-    may_stop, cycle.places_changed = cycle.places_changed, False
-    while (function := order.first_for_places(cycle)) is not None:
+def _assign_capacity(cycle: Cycle) -> None:
+    """Begin the want of the first function in the queue if there is capacity, otherwise free some."""
+    may_stop, cycle.capacity_changed = cycle.capacity_changed, False
+    while (function := order.first_for_capacity(cycle)) is not None:
         if function.lacks_memory and best_fit(function) is None:
             # Another function took the slot.
-            places.look_again(cycle, function)
+            capacity.look_again(cycle, function)
             return
-        if not has_place(cycle, function):
+        if not has_capacity(cycle, function):
             if may_stop:
-                places.drain_for_queue(cycle)
+                capacity.drain_for_queue(cycle)
             return
         if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
             return
         serve(cycle, function, has_core=True)
-        if order.first_for_places(cycle) is function:
+        if order.first_for_capacity(cycle) is function:
             return
 
 

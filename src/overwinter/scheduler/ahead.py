@@ -2,9 +2,9 @@
 
 A process forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs, and
 without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
-function's program, the worker is to have a concurrency of 1, and the function is not on trial. It claims a place for a
+function's program, the worker is to have a concurrency of 1, and the function is not on trial. It claims capacity for a
 worker, private memory and a concurrency of 1, and a core while it starts. These processes are forked while cores are
-idle, some time after the last start, and are stopped first when any function needs a place or memory.
+idle, some time after the last start, and are stopped first when any function needs capacity or memory.
 """
 
 from overwinter.core.actions import ForkAhead, StopWorker
@@ -171,7 +171,7 @@ def _fits_now(cycle: Cycle, tenant: Tenant) -> bool:
 
 
 def _may_fork(cycle: Cycle) -> bool:
-    """Whether no function waits for a core or a place for a worker, no core is busy or at least two are free, and no
+    """Whether no function waits for a core or capacity for a worker, no core is busy or at least two are free, and no
     other fork ahead is in progress.
     """
     may_fork = has_spare_core(cycle) and all(each.start is None for each in cycle.state.ahead.values())
@@ -218,7 +218,7 @@ def exited(cycle: Cycle, event: WorkerExited) -> bool:
         _fail(cycle, found)
     cycle.ledger.release(worker_owner(found.id))
     cycle.timers.disarm(found.id)
-    cycle.places_changed = cycle.ahead_due = True
+    cycle.capacity_changed = cycle.ahead_due = True
     forget_tenant(cycle, found.tenant)
     return True
 
@@ -249,7 +249,7 @@ def _stop(cycle: Cycle, found: ForkedAhead) -> None:
     found.stopping, found.since = True, cycle.now
     _end_start(cycle, found)
     cycle.ledger.drain(worker_owner(found.id))
-    cycle.places_changed = True
+    cycle.capacity_changed = True
     cycle.timers.disarm(found.id)
     cycle.timers.arm(found.id, cycle.now + cycle.config.stop_timeout_s)
     cycle.actions.append(StopWorker(found.id, kill=True))

@@ -128,7 +128,7 @@ def move_to_devices(cycle: Cycle) -> None:
         if not (begins or could_start(cycle, other)):
             continue
         in_progress = [each for worker in function.usable_workers() for each in _in_worker_now(worker)]
-        is_stuck = _are_overdue(cycle, in_progress) if in_progress else function.waits_in == "places"
+        is_stuck = _are_overdue(cycle, in_progress) if in_progress else function.waits_in == "capacity"
         if (begins or is_stuck) and _device_is_sooner(cycle, function, other, is_first=True):
             counterpart.move(cycle, function, other, [request])
             unused -= 1
@@ -213,7 +213,7 @@ def _workers(cycle: Cycle, function: Function) -> Iterator[tuple[float, Point]]:
         wait_s = 0.0 if worker.has_slot else min(_left_s(cycle, each) for each in _in_worker_now(worker))
         yield wait_s + bind_s, worker.point
     may_fork = len(usable) < family.max_workers and (cycle.policy.eager or not usable)
-    if may_fork and _has_place(cycle, latency.default_point):
+    if may_fork and _has_capacity(cycle, latency.default_point):
         yield latency.wake_s, latency.default_point
 
 
@@ -235,8 +235,8 @@ def _on_device_now(cycle: Cycle, function: Function, device: Device) -> Operatio
     return Operation(function, since, since + start_s, executors.overdue_at(cycle, executor), inf)
 
 
-def _has_place(cycle: Cycle, point: Point) -> bool:
-    """Whether there is a place for a worker, or an idle one could give it."""
+def _has_capacity(cycle: Cycle, point: Point) -> bool:
+    """Whether there is capacity for a worker, or an idle one could give it."""
     fits = all(each.fits(amount) for each, amount in cycle.resources.of_start(point).items())
     return fits or any(tenant.spare for tenant in cycle.state.tenants.values())
 

@@ -5,7 +5,7 @@ from its start until it has ended and the worker is measured. The estimate is th
 that the family's workers take beyond their needs, as far as the worker does not count for it already. If that memory is
 not free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory counts for the
 new one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If no function in
-the worker is idle, the function waits for a run in the worker to end, and in the queue for places for private memory,
+the worker is idle, the function waits for a run in the worker to end, and in the queue for capacity for private memory,
 which other functions release as they do for a start. A bind that would not fit even if all other workers ended waits
 only for the run.
 
@@ -54,7 +54,7 @@ def best_fit(function: Function) -> Worker | None:
 
 
 def claim_of_queued(cycle: Cycle, function: Function) -> Claim:
-    """Return the claim of what a function in the queue for places waits for: memory for a bind, or a worker."""
+    """Return the claim of what a function in the queue for capacity waits for: memory for a bind, or a worker."""
     if function.lacks_memory:
         worker = best_fit(function)
         return cycle.resources.of_bind(0 if worker is None else _growth(function, worker))
@@ -62,7 +62,7 @@ def claim_of_queued(cycle: Cycle, function: Function) -> Claim:
 
 
 def could_fit(cycle: Cycle, function: Function) -> bool:
-    """Whether what a function in the queue for places waits for would fit if all other workers ended. The workers of
+    """Whether what a function in the queue for capacity waits for would fit if all other workers ended. The workers of
     its family that have work stay.
     """
     resources = cycle.resources
@@ -83,11 +83,11 @@ def _growth(function: Function, worker: Worker) -> int:
 
 
 def _has_memory_for(cycle: Cycle, function: Function, worker: Worker) -> bool:
-    """Whether the memory of a bind is free, and not reserved for the first in the queue for a place."""
+    """Whether the memory of a bind is free, and not reserved for the first in the queue for capacity."""
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if not growth or memory.capacity is None:
         return True
-    first = order.first_for_places(cycle)
+    first = order.first_for_capacity(cycle)
     is_behind = first is not None and order.is_behind(cycle, function)
     reserved = claim_of_queued(cycle, first)[memory] if first is not None and is_behind else 0
     return memory.fits(growth + reserved)
@@ -114,7 +114,7 @@ def _evict_idle_for_bind(cycle: Cycle, function: Function, worker: Worker) -> No
     memory, growth = cycle.resources.memory, _growth(function, worker)
     if memory.fits(growth) or memory.draining:
         return
-    victim = victims.idle_for_place(cycle, function, cycle.resources.of_bind(growth)).worker
+    victim = victims.idle_for_capacity(cycle, function, cycle.resources.of_bind(growth)).worker
     if victim is not None:
         idle.evict(cycle, victim)
 

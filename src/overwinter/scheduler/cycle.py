@@ -60,8 +60,8 @@ class Cycle:
         """Functions whose want may have changed; True: a core is already reserved for the function."""
         self.cores_changed = False
         """Whether a core became free, or another function waits for one."""
-        self.places_changed = False
-        """Whether a worker ended or may be stopped, or another function waits for a place."""
+        self.capacity_changed = False
+        """Whether a worker ended or may be stopped, or another function waits for capacity."""
         self.bytes_changed = False
         """Whether bytes of a host store are or may become free, or another function waits for them."""
         self.devices_changed = False
@@ -74,7 +74,7 @@ class Cycle:
     def begin(self, now: Seconds) -> None:
         """Begin to handle the next event."""
         self.now, self.actions, self.current, self.eviction_work = now, [], None, 0
-        self.cores_changed = self.places_changed = self.bytes_changed = self.devices_changed = False
+        self.cores_changed = self.capacity_changed = self.bytes_changed = self.devices_changed = False
 
     @property
     def is_long(self) -> bool:

@@ -64,8 +64,8 @@ def _queue(cycle: Cycle, queue: Key) -> None:
     """Release the cores of overdue operations, or have another queue served again."""
     if queue == "cores":
         end_overdue(cycle)
-    elif queue == "places":
-        cycle.places_changed = True
+    elif queue == "capacity":
+        cycle.capacity_changed = True
     elif queue == "devices":
         cycle.devices_changed = True
     else:

@@ -392,5 +392,5 @@ def _profiled(cycle: Cycle, event: Profiled) -> None:
     if function is not None:
         function.spec = msgspec.structs.replace(function.spec, profile=event.profile)
         families.use_profile(cycle, function.family, function.spec)
-        function.point_to_start, cycle.places_changed = None, True
+        function.point_to_start, cycle.capacity_changed = None, True
         cycle.mark(function)

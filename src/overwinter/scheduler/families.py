@@ -107,7 +107,7 @@ def record_waiting(function: Function) -> None:
     id_, family = function.spec.id, function.family
     if function.queue:
         family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
-        if function.waits_in in ("places", "bytes"):
+        if function.waits_in in ("capacity", "bytes"):
             family.wanting_idle_worker.pop(id_, None)
         else:
             family.wanting_idle_worker[id_] = None

@@ -56,9 +56,9 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
         return
     if function.unloaded:
         function.unloaded = False
-        others_wait = any(tenant != function.spec.tenant for tenant in cycle.state.waiting_for_places)
+        others_wait = any(tenant != function.spec.tenant for tenant in cycle.state.waiting_for_capacity)
         for worker in function.workers.values():
-            # A worker that drains for another tenant is not kept, nor one whose place another tenant expects.
+            # A worker that drains for another tenant is not kept, nor one whose capacity another tenant expects.
             is_unloaded = worker.drain is not None and worker.drain.why == UNLOADED
             if is_unloaded and not (others_wait or worker.stopping):
                 cancel_drain(cycle, worker, function)

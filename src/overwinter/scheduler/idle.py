@@ -51,7 +51,7 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
 def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop an idle worker, because others need its memory."""
     cycle.eviction_clock = max(cycle.eviction_clock, worker.value)
-    why = f"others need its memory or place, and it was idle for {cycle.now - worker.since:.1f} s"
+    why = f"others need its memory or capacity, and it was idle for {cycle.now - worker.since:.1f} s"
     cycle.explain(_any_of(worker), "evict-worker", why)
     stop(cycle, worker, kill)
 

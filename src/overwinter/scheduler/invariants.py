@@ -9,7 +9,7 @@ from math import inf
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
 from overwinter.scheduler import ahead, device_invariants, order, victims
-from overwinter.scheduler.admission import has_place
+from overwinter.scheduler.admission import has_capacity
 from overwinter.scheduler.binding import claim_of_queued, could_fit, free_workers, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
@@ -19,7 +19,7 @@ from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner, request_owner, run_owner, start_owner, store_owner, worker_owner
 from overwinter.scheduler.retention import EVICTION_PAUSE_S
 from overwinter.scheduler.state import Function, State, Worker
-from overwinter.scheduler.wants import wants_place
+from overwinter.scheduler.wants import wants_capacity
 
 
 def check(cycle: Cycle) -> None:
@@ -33,7 +33,7 @@ def check(cycle: Cycle) -> None:
     _check_stores(cycle)
     _check_queues(cycle)
     _check_cores(cycle)
-    _check_places(cycle)
+    _check_capacity(cycle)
     _check_bytes(cycle)
     device_invariants.check(cycle)
     for function in state.functions.values():
@@ -106,7 +106,7 @@ def _check_families(state: State) -> None:
         assert family.max_workers == sum(each.max_workers for each in settings), f"most workers of {family.id} differ"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
-        wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("places", "bytes")}
+        wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("capacity", "bytes")}
         assert set(family.wanting_idle_worker) == wanting, (
             f"the members of {family.id} that want an idle worker are wrong"
         )
@@ -255,14 +255,14 @@ def _check_queues(cycle: Cycle) -> None:
     state = cycle.state
     queues: dict[FunctionId, list[str]] = {}
     for tenant in state.tenants.values():
-        is_listed = tenant.id in state.waiting_for_places
+        is_listed = tenant.id in state.waiting_for_capacity
         assert (tenant.first_waiting is not None) == is_listed, f"the queue of tenant {tenant.id} is wrong"
         for id_ in tenant.first_workers:
             assert not state.functions[id_].has_worker, f"{id_} waits for its first worker but has one"
         for id_ in tenant.more_workers:
             assert state.functions[id_].has_worker, f"{id_} waits for one more worker but has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
-            queues.setdefault(id_, []).append("places")
+            queues.setdefault(id_, []).append("capacity")
     for id_ in state.core_queue.timely.keys() | state.core_queue.late.keys():
         queues.setdefault(id_, []).append("cores")
     for id_ in state.waiting_for_bytes:
@@ -271,7 +271,7 @@ def _check_queues(cycle: Cycle) -> None:
     assert queues == {id_: [each.waits_in] for id_, each in state.functions.items() if each.waits_in}, (
         "a queue is wrong"
     )
-    assert all(each.waits_in == "places" for each in state.functions.values() if each.lacks_memory), (
+    assert all(each.waits_in == "capacity" for each in state.functions.values() if each.lacks_memory), (
         "memory for a bind is awaited in another queue"
     )
     for id_ in queues:
@@ -283,7 +283,7 @@ def _check_queues(cycle: Cycle) -> None:
         runs_on = function.waits_in == "cores" and any(each.is_serving for each in function.workers.values())
         assert function.loading is None or runs_on, f"{id_} waits in a queue during its load"
         assert id_ != state.releasing, f"{id_} waits in a queue while it is drained for its bytes"
-        assert function.waits_in == "cores" or function.loaded == (function.waits_in in ("places", "devices")), (
+        assert function.waits_in == "cores" or function.loaded == (function.waits_in in ("capacity", "devices")), (
             f"{id_} waits in the wrong queue, {function.waits_in}"
         )
 
@@ -316,24 +316,24 @@ def _holds_cores(cycle: Cycle, run: int) -> bool:
     return ("run", run) in cycle.state.holding_cores
 
 
-def _check_places(cycle: Cycle) -> None:
-    """The first in the queue waits because there is no place or no core. If there is no place, enough workers end
+def _check_capacity(cycle: Cycle) -> None:
+    """The first in the queue waits because there is no worker capacity or no core. Without capacity, enough workers end
     already, or no worker and no process forked ahead could be stopped for it.
     """
-    function = order.first_for_places(cycle)
+    function = order.first_for_capacity(cycle)
     if function is None:
         return
     id_ = function.spec.id
-    if has_place(cycle, function):
+    if has_capacity(cycle, function):
         waits = order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1)
-        assert waits, f"{id_} waits although there is a place"
+        assert waits, f"{id_} waits although there is capacity"
         return
     wanted = claim_of_queued(cycle, function)
-    assert could_fit(cycle, function), f"{id_} waits for a place for what would not fit without all others either"
-    if not victims.FutureClaims(cycle).has_place(function, wanted):
-        assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the place of a process forked ahead"
-        victim = victims.for_place(cycle, function, wanted)
-        stale = function.has_worker and not wants_place(cycle, function)
+    assert could_fit(cycle, function), f"{id_} waits for capacity for what would not fit without all others either"
+    if not victims.FutureClaims(cycle).has_capacity(function, wanted):
+        assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the capacity of a process forked ahead"
+        victim = victims.for_capacity(cycle, function, wanted)
+        stale = function.has_worker and not wants_capacity(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"
 
 

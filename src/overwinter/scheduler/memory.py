@@ -27,7 +27,7 @@ from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
 from overwinter.scheduler.retention import release_blocks, release_idle
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.victims import KEPT_FOR_TENANT_S, idle_for_place, may_be_stopped_for
+from overwinter.scheduler.victims import KEPT_FOR_TENANT_S, idle_for_capacity, may_be_stopped_for
 
 MIB = 1 << 20
 SLACK = 1.5
@@ -104,7 +104,7 @@ def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | 
 
 
 def stop_excessive(cycle: Cycle, function: Function) -> bool:
-    """Stop a worker if one takes far more than its need, and a function in the queue for places lacks memory for that
+    """Stop a worker if one takes far more than its need, and a function in the queue for capacity lacks memory for that
     reason: an idle one that may be stopped, or else that one. Return whether one was stopped.
     """
     wanted = claim_of_queued(cycle, function)
@@ -113,7 +113,7 @@ def stop_excessive(cycle: Cycle, function: Function) -> bool:
     excessive = _excessive_for(cycle, function, wanted)
     if excessive is None:
         return False
-    found = idle_for_place(cycle, function, wanted)
+    found = idle_for_capacity(cycle, function, wanted)
     if found.worker is None:
         kill_excessive(cycle, excessive)
     else:

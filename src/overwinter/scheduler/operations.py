@@ -27,7 +27,7 @@ OVERDUE_LEAST_S = 0.2
 UNKNOWN_S = 1.0
 """The time after which an operation of unknown duration is overdue. No start or bind is overdue sooner."""
 TIME_SLICE_WAKES = 10
-"""The time slice of a worker when others wait for its place, in wakes of its function, so that changes of workers take
+"""The time slice of a worker when others wait for capacity, in wakes of its function, so that changes of workers take
 a small part of the time.
 """
 USE_SMOOTHING = 0.2
@@ -40,7 +40,7 @@ REMOVED = "its function was removed"
 
 
 def time_slice_s(function: Function) -> float:
-    """How long a worker of the function may stay when others wait for its place."""
+    """How long a worker of the function may stay when others wait for capacity."""
     return TIME_SLICE_WAKES * function.latency.wake_s
 
 
@@ -124,15 +124,15 @@ def set_to_work(cycle: Cycle, worker: Worker) -> None:
     if worker.is_idle:
         worker.since = cycle.now
         cycle.state.tenants[worker.tenant].spare.pop(worker.id, None)
-        cycle.places_changed = True
+        cycle.capacity_changed = True
 
 
 def slots_changed(cycle: Cycle, worker: Worker) -> None:
-    """Have the queues for cores and places served again, because a worker's free slots have changed. Other functions of
-    its family may wait in them.
+    """Have the queues for cores and capacity served again, because a worker's free slots have changed. Other functions
+    of its family may wait in them.
     """
     if len(worker.family.members) > 1:
-        cycle.cores_changed = cycle.places_changed = True
+        cycle.cores_changed = cycle.capacity_changed = True
 
 
 def record_use(cycle: Cycle, function: Function) -> None:
@@ -165,7 +165,7 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
     elif worker.drain.until is None:
         worker.drain = Drain(worker.drain.why, until)
     draining = cycle.state.tenants[worker.tenant].draining_without_limit
-    cycle.places_changed = True
+    cycle.capacity_changed = True
     slots_changed(cycle, worker)
     if worker.is_idle:
         stop(cycle, worker)
@@ -178,11 +178,11 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
 
 
 def begin_time_slice(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Let a worker that serves stay for a time slice when others wait for its place, unless it has one."""
+    """Let a worker that serves stay for a time slice when others wait for capacity, unless it has one."""
     ends = cycle.state.tenants[worker.tenant].time_slice_ends
     if all(id_ != worker.id for _, id_ in ends):
         heappush(ends, (cycle.now + time_slice_s(function), worker.id))
-    cycle.places_changed = True
+    cycle.capacity_changed = True
 
 
 def cancel_drain(cycle: Cycle, worker: Worker, function: Function) -> None:
@@ -256,13 +256,13 @@ def _leave_tenant(cycle: Cycle, worker: Worker) -> None:
     tenant = cycle.state.tenants[worker.tenant]
     tenant.spare.pop(worker.id, None)
     tenant.draining_without_limit.pop(worker.id, None)
-    cycle.places_changed = True
+    cycle.capacity_changed = True
 
 
 def count_bytes(cycle: Cycle, worker: Worker) -> None:
     """Update the ledger with the memory of a worker."""
     cycle.ledger.change(worker_owner(worker.id), cycle.resources.memory, worker.nbytes)
-    cycle.places_changed = True
+    cycle.capacity_changed = True
 
 
 # Cores

@@ -9,8 +9,8 @@ A function has one want at a time, and waits in the queue of the one resource th
   run may begin for a request that would otherwise be late and is not late at the lower speed, so that short runs need
   not wait for long ones. So may one operation of each tenant that has none in progress: the kernel then shares the
   cores among the tenants.
-* Places for workers, and private memory for binds: the tenant with the smallest share is first; of its functions those
-  without a worker, then the others, the longest waiting first.
+* Worker capacity (the number, memory and concurrency of workers), and private memory for binds: the tenant with the
+  smallest share is first; of its functions those without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
 * Devices: as the queueing policy decides (device_order.py).
 """
@@ -49,8 +49,8 @@ def join(cycle: Cycle, function: Function, queue: QueueName) -> None:
     function.waits_in = queue
     if queue == "cores":
         _join_cores(cycle, function)
-    elif queue == "places":
-        _join_places(cycle, function)
+    elif queue == "capacity":
+        _join_for_capacity(cycle, function)
     elif queue == "devices":
         cycle.state.pool.waiting.join(function)
         cycle.devices_changed = True
@@ -73,14 +73,14 @@ def leave(cycle: Cycle, function: Function) -> None:
             del state.core_queue.tenants[function.spec.tenant]
         # It may have needed more cores than the functions behind it.
         cycle.cores_changed = True
-    elif function.waits_in == "places":
+    elif function.waits_in == "capacity":
         tenant = state.tenants[function.spec.tenant]
         tenant.first_workers.pop(id_, None)
         tenant.more_workers.pop(id_, None)
         if tenant.first_waiting is None:
-            del state.waiting_for_places[tenant.id]
+            del state.waiting_for_capacity[tenant.id]
         function.point_to_start, function.lacks_memory = None, False
-        cycle.places_changed = True
+        cycle.capacity_changed = True
     elif function.waits_in == "bytes":
         del state.waiting_for_bytes[id_]
         cycle.bytes_changed = True
@@ -117,11 +117,13 @@ def needs(function: Function) -> int:
 
 
 def has_spare_core(cycle: Cycle) -> bool:
-    """Whether no function waits for a core or a place for a worker, and either no core is busy or at least two are
+    """Whether no function waits for a core or capacity for a worker, and either no core is busy or at least two are
     free: a deferrable operation takes one.
     """
     busy = cycle.resources.load.taken
-    return not (cycle.state.waiting_for_places or cycle.state.core_queue.waits) and (not busy or busy + 1 < cycle.cores)
+    return not (cycle.state.waiting_for_capacity or cycle.state.core_queue.waits) and (
+        not busy or busy + 1 < cycle.cores
+    )
 
 
 def first_of_unserved(cycle: Cycle) -> Function | None:
@@ -247,7 +249,7 @@ def _needed_s(cycle: Cycle, function: Function) -> float:
     return (expected_s(state, function, function.latency.default_point, 1) or 0.0) + function.latency.wake_s
 
 
-# Places for workers
+# Worker capacity
 
 
 def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> float:
@@ -275,9 +277,9 @@ def tenant_workers_max(cycle: Cycle) -> int:
     return most - (0 if len(cycle.state.tenants) <= 1 else most // FREE_ONE_IN)
 
 
-def first_for_places(cycle: Cycle) -> Function | None:
-    """The function that gets the next place for a worker; None: none waits."""
-    waiting = cycle.state.waiting_for_places
+def first_for_capacity(cycle: Cycle) -> Function | None:
+    """The function that gets the next free worker capacity; None: none waits."""
+    waiting = cycle.state.waiting_for_capacity
     if not waiting:
         return None
     if len(waiting) == 1:
@@ -288,28 +290,28 @@ def first_for_places(cycle: Cycle) -> Function | None:
     return cycle.state.functions[tenant.first_waiting]
 
 
-def queue_for_places(cycle: Cycle) -> Iterator[Function]:
-    """All functions that wait for a place, in order."""
-    for tenant in sorted(cycle.state.waiting_for_places.values(), key=lambda each: _rank(cycle, each)):
+def queue_for_capacity(cycle: Cycle) -> Iterator[Function]:
+    """All functions that wait for capacity, in order."""
+    for tenant in sorted(cycle.state.waiting_for_capacity.values(), key=lambda each: _rank(cycle, each)):
         for id_ in chain(tenant.first_workers, tenant.more_workers):
             yield cycle.state.functions[id_]
 
 
 def is_behind(cycle: Cycle, function: Function) -> bool:
-    """Whether other functions come before this one for the next place."""
-    first = first_for_places(cycle)
+    """Whether other functions get worker capacity before this one."""
+    first = first_for_capacity(cycle)
     if first is None or first is function:
         return False
     tenant = cycle.state.tenants[function.spec.tenant]
     if first.spec.tenant != tenant.id:
-        return function.waits_in == "places" or _rank(cycle, cycle.state.tenants[first.spec.tenant]) <= _rank(
+        return function.waits_in == "capacity" or _rank(cycle, cycle.state.tenants[first.spec.tenant]) <= _rank(
             cycle, tenant
         )
     before = tenant.first_workers or (tenant.more_workers if function.has_worker else {})
     return bool(before) and next(iter(before)) != function.spec.id
 
 
-def _join_places(cycle: Cycle, function: Function) -> None:
+def _join_for_capacity(cycle: Cycle, function: Function) -> None:
     id_, tenant = function.spec.id, cycle.state.tenants[function.spec.tenant]
     queue, other = tenant.first_workers, tenant.more_workers
     if function.has_worker:
@@ -317,8 +319,8 @@ def _join_places(cycle: Cycle, function: Function) -> None:
     other.pop(id_, None)
     if id_ not in queue:
         queue[id_] = None
-        cycle.places_changed = True
-    cycle.state.waiting_for_places[tenant.id] = tenant
+        cycle.capacity_changed = True
+    cycle.state.waiting_for_capacity[tenant.id] = tenant
 
 
 def _rank(cycle: Cycle, tenant: Tenant) -> tuple[bool, float]:

@@ -65,7 +65,7 @@ class Published:
         self._cycle = cycle
         self._state = cycle.state
         self.has_spare_core = has_spare_core(cycle)
-        """Whether no function waits for a core or a place for a worker, and either no core is busy or at least two are
+        """Whether no function waits for a core or capacity for a worker, and either no core is busy or at least two are
         free, as of the last steps; any thread may read it.
         """
 

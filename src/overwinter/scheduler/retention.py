@@ -59,11 +59,11 @@ def _settle_workers(cycle: Cycle, family: Family) -> None:
         elif is_wanted:
             spare.pop(worker.id, None)
             # Another worker of its tenant may be stopped now: the least valuable, or one whose time slice is over.
-            cycle.places_changed = True
+            cycle.capacity_changed = True
         elif worker.id not in spare:
             worker.value = idle.value(cycle, worker)
             spare[worker.id] = worker
-            cycle.places_changed = cycle.bytes_changed = True
+            cycle.capacity_changed = cycle.bytes_changed = True
             at = idle_until(cycle, worker)
             if at < inf:
                 cycle.timers.arm(worker.id, at)

@@ -118,7 +118,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     workers: Sequence[FamilyWorker]
     families: int
     waiting: Mapping[str, int]
-    """The number of functions that wait for a core, for a place for a worker, for a host store, or for a device."""
+    """The number of functions that wait for a core, for capacity for a worker, for a host store, or for a device."""
     stores: Mapping[StoreName, int]
     """The bytes of each host store."""
     cores_running: int
@@ -152,7 +152,7 @@ def snapshot(
         waiting={
             "core": len(state.core_queue.timely.keys() | state.core_queue.late.keys()),
             "worker": sum(
-                len(each.first_workers) + len(each.more_workers) for each in state.waiting_for_places.values()
+                len(each.first_workers) + len(each.more_workers) for each in state.waiting_for_capacity.values()
             ),
             "store": len(state.waiting_for_bytes),
             **({"device": len(state.pool.waiting)} if state.pool.devices else {}),

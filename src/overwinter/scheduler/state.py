@@ -36,8 +36,8 @@ from overwinter.scheduler.trunks import Trunks
 BIND_S = 0.002
 """The assumed time of a bind before one was measured."""
 
-QueueName = Literal["cores", "places", "bytes", "devices"]
-"""The queues: for cores, for places for workers (including private memory), for bytes of a host store, and for devices.
+QueueName = Literal["cores", "capacity", "bytes", "devices"]
+"""The queues: for cores, for worker capacity (including private memory), for bytes of a host store, and for devices.
 """
 
 
@@ -208,9 +208,9 @@ class Function(msgspec.Struct, eq=False):
     waits_in: QueueName | None = None
     """The queue in which it waits; at most one, because it has one want at a time."""
     point_to_start: Point | None = None
-    """The configuration that it would start, if it waits for a place for a worker."""
+    """The configuration that it would start, if it waits for capacity for a worker."""
     lacks_memory: bool = False
-    """Whether it waits in the queue for places for private memory to be bound, and not for a worker."""
+    """Whether it waits in the queue for capacity for private memory to be bound, and not for a worker."""
     blocks_usable_from: Seconds | None = None
     """When a worker or a device could first use its blocks since their last load; None: none could yet."""
     forecast: float | None = None
@@ -303,7 +303,7 @@ class Family(msgspec.Struct, eq=False):
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members with waiting requests."""
     wanting_idle_worker: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The members with waiting requests that an idle worker could run: those that wait for no place and no bytes."""
+    """The members with waiting requests that an idle worker could run: those that wait for no capacity and no bytes."""
     waking: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members that are to be woken without a request."""
     slo_ms: float | None = None
@@ -364,8 +364,8 @@ class State(msgspec.Struct):
     """The number of functions with each tenant's program that passed their trial."""
     core_queue: CoreQueue = msgspec.field(default_factory=CoreQueue)
     """The functions that wait for a core."""
-    waiting_for_places: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
-    """The tenants with a function that waits for a place for a worker."""
+    waiting_for_capacity: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
+    """The tenants with a function that waits for capacity for a worker."""
     waiting_for_bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a host store, the longest waiting first."""
     pool: Pool = msgspec.field(default_factory=Pool)

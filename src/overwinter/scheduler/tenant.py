@@ -31,9 +31,9 @@ class Tenant(msgspec.Struct):
     later.
     """
     first_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Its functions that wait for a place for their first worker, the longest waiting first."""
+    """Its functions that wait for capacity for their first worker, the longest waiting first."""
     more_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """Its functions that have a worker, or can be bound in one, and wait for a place for one more or for memory."""
+    """Its functions that have a worker, or can be bound in one, and wait for capacity for one more or for memory."""
     fork_figures: ForkFigures = msgspec.field(default_factory=ForkFigures)
     """The figures that decide whether processes are forked ahead for it."""
 
@@ -51,5 +51,5 @@ class Tenant(msgspec.Struct):
 
     @property
     def first_waiting(self) -> FunctionId | None:
-        """The first of its functions that wait for a place."""
+        """The first of its functions that wait for capacity."""
         return next(iter(self.first_workers or self.more_workers), None)

@@ -1,6 +1,6 @@
 """Chooses the victims that free a scarce resource for the first in its queue.
 
-For a place for a worker: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which
+For capacity for a worker: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which
 gets no more work. Tenants share by max-min fairness: a share is the largest of a tenant's parts of the workers, of
 their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
 other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
@@ -10,7 +10,7 @@ ready. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any 
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,
-functions that wait for a place or a core would take the blocks from each other, and none would run. It is longer than
+functions that wait for capacity or a core would take the blocks from each other, and none would run. It is longer than
 that of a worker, because blocks come from disk. A function in use that has nothing to do is evicted sooner, unless it
 is used so often that it would be loaded again at once, or was just loaded.
 """
@@ -66,7 +66,7 @@ class Victim(NamedTuple):
     at: float = inf
 
 
-# Places for workers
+# Worker capacity
 
 
 class FutureClaims:
@@ -80,8 +80,8 @@ class FutureClaims:
         self._workers: Counter[TenantId] = Counter()
         self._taken_over: set[WorkerId] = set()
 
-    def has_place(self, function: Function, wanted: Claim) -> bool:
-        """Whether there will be a place for what a function wants. Workers of its own tenant that drain without a time
+    def has_capacity(self, function: Function, wanted: Claim) -> bool:
+        """Whether there will be capacity for what a function wants. Workers of its own tenant that drain without a time
         limit count as ended.
         """
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
@@ -101,7 +101,7 @@ class FutureClaims:
         return True
 
     def add(self, function: Function, wanted: Claim) -> None:
-        """Add the claim of a function that will have its place."""
+        """Add the claim of a function for which there will be capacity."""
         self._added.update(wanted)
         self._workers[function.spec.tenant] += wanted.get(self._cycle.resources.workers, 0)
         process = self._process_for(function, wanted)
@@ -116,11 +116,11 @@ class FutureClaims:
         return None if found is None or found.id in self._taken_over else found
 
 
-def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """Return the worker to stop so that a function gets what it wants (a place for a worker, or only private memory),
+def for_capacity(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
+    """Return the worker to stop so that a function gets what it wants (capacity for a worker, or only private memory),
     or when one may be stopped.
     """
-    victim = idle_for_place(cycle, function, wanted)
+    victim = idle_for_capacity(cycle, function, wanted)
     if victim.worker is not None:
         return victim
     mine, most, next_at = function.spec.tenant, _most_workers(cycle), victim.at
@@ -135,8 +135,8 @@ def for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
     return Victim(None, next_at)
 
 
-def idle_for_place(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
-    """Return the same as `for_place`, but consider idle workers only."""
+def idle_for_capacity(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
+    """Return the same as `for_capacity`, but consider idle workers only."""
     most, next_at = _most_workers(cycle), inf
     for tenant in _by_share(cycle):
         spare = least_valuable(tenant)
@@ -175,7 +175,7 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
 def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
     """Return the worker of a tenant whose time slice ends first, and when it may be stopped or drained.
 
-    `own`: it is the tenant of the function that wants the place. Of another tenant it may also be a worker that already
+    `own`: it is the tenant of the function that wants capacity. Of another tenant it may also be a worker that already
     drains without a time limit, or one whose start lasts longer than the drain timeout.
     """
     draining = () if own else (each for each in tenant.draining_without_limit.values() if each.start is None)
@@ -204,7 +204,7 @@ def _is_at_maximum(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, most: int) -> bool:
-    """Whether a function may take this worker's place; `most`: the workers of the tenant with the most."""
+    """Whether a function may replace this worker; `most`: the workers of the tenant with the most."""
     mine, giver = function.spec.tenant, worker.tenant
     if giver == mine:
         return True
@@ -235,7 +235,7 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     """
     state = cycle.state
     waiting = [
-        id_ for tenant in state.waiting_for_places.values() for id_ in (*tenant.first_workers, *tenant.more_workers)
+        id_ for tenant in state.waiting_for_capacity.values() for id_ in (*tenant.first_workers, *tenant.more_workers)
     ]
     using: dict[FunctionId, None] = dict.fromkeys(id_ for worker in state.workers.values() for id_ in worker.bound)
     using |= dict.fromkeys((*waiting, *state.core_queue.timely, *state.core_queue.late))

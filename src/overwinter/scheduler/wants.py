@@ -105,8 +105,8 @@ def _on_device(cycle: Cycle, function: Function) -> Want | None:
     return USE_DEVICE if function.queue else None
 
 
-def wants_place(cycle: Cycle, function: Function) -> bool:
-    """Whether a function in the queue for places still has the same want."""
+def wants_capacity(cycle: Cycle, function: Function) -> bool:
+    """Whether a function in the queue for capacity still has the same want."""
     return next_want(cycle, function) == (FREE_MEMORY if function.lacks_memory else FORK)
 
 

@@ -275,7 +275,7 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
     slo_infeasible = sum(function.slo_infeasible for function in known.functions)
     help_text = "Deployed versions whose SLO no configuration meets."
     yield gauge("functions_slo_infeasible", help_text, [], [((), slo_infeasible)])
-    help_text = "Functions that wait for a core, a place for a worker, space in a host store, or a device."
+    help_text = "Functions that wait for a core, capacity for a worker, space in a host store, or a device."
     yield gauge(
         "functions_waiting", help_text, ["wants"], (((wants,), count) for wants, count in known.waiting.items())
     )

@@ -123,7 +123,7 @@ def test_a_function_that_lost_its_place_to_an_urgent_start_gets_that_of_a_worker
     world.now += 1.0
     while world.alarm <= world.now:
         world.ring()
-    assert [function.waits_in for function in world.state.functions.values()] == [None, "cores", "places", None]
+    assert [function.waits_in for function in world.state.functions.values()] == [None, "cores", "capacity", None]
     world.arrive("s")
     world.settle_processes()
     assert started(world) == ["f@1", "y@1", "s@1"]

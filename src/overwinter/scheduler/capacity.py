@@ -1,4 +1,4 @@
-"""Makes places for the functions that wait for one: stops or drains workers of others (victims.py chooses them)."""
+"""Stops or drains workers (victims.py chooses them) to free capacity for the functions that wait for it."""
 
 from itertools import islice
 from math import inf
@@ -11,24 +11,24 @@ from overwinter.scheduler.functions import fail
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import drain, stop
 from overwinter.scheduler.state import Function, Worker
-from overwinter.scheduler.wants import wants_place
+from overwinter.scheduler.wants import wants_capacity
 
-PLACES_AT_ONCE = 8
+SERVED_AT_ONCE = 8
 """The most waiting functions for which workers are drained at the same time."""
 
 
 def drain_for_queue(cycle: Cycle) -> None:
-    """Drain workers for the first functions in the queue, until there will be a place for each."""
-    first = order.first_for_places(cycle)
+    """Drain workers for the first functions in the queue, until there will be capacity for each."""
+    first = order.first_for_capacity(cycle)
     if first is not None and could_fit(cycle, first) and memory.stop_excessive(cycle, first):
         return
     future = victims.FutureClaims(cycle)
-    for function in list(islice(order.queue_for_places(cycle), PLACES_AT_ONCE)):
-        if function.has_worker and not (could_fit(cycle, function) and wants_place(cycle, function)):
+    for function in list(islice(order.queue_for_capacity(cycle), SERVED_AT_ONCE)):
+        if function.has_worker and not (could_fit(cycle, function) and wants_capacity(cycle, function)):
             look_again(cycle, function)
             return
         wanted = claim_of_queued(cycle, function)
-        while not future.has_place(function, wanted):
+        while not future.has_capacity(function, wanted):
             if not _drain_one(cycle, function, wanted):
                 return
         future.add(function, wanted)
@@ -37,17 +37,17 @@ def drain_for_queue(cycle: Cycle) -> None:
 def look_again(cycle: Cycle, function: Function) -> None:
     """Ask a waiting function for its want again: it has changed, but may lack the same resource."""
     cycle.mark(function)
-    cycle.places_changed = True
+    cycle.capacity_changed = True
 
 
 def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Drain a worker to make a place, or first stop a process forked ahead; False: nothing may be stopped now."""
+    """Drain a worker to free its capacity, or first stop a process forked ahead; False: nothing may be stopped now."""
     if ahead.stop_for(cycle, function, wanted):
         return True
-    victim = victims.for_place(cycle, function, wanted)
+    victim = victims.for_capacity(cycle, function, wanted)
     if victim.worker is None:
         if victim.at < inf:
-            cycle.timers.arm("places", victim.at)
+            cycle.timers.arm("capacity", victim.at)
         return False
     if victim.worker.is_idle:
         idle.evict(cycle, victim.worker)
@@ -57,14 +57,14 @@ def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
         return True
     other = victim.worker.tenant != function.spec.tenant
     until = Seconds(cycle.now + cycle.config.drain_timeout_s) if other else None
-    drain(cycle, victim.worker, "its time slice is over, and others wait for its place", until)
+    drain(cycle, victim.worker, "its time slice is over, and others wait for capacity", until)
     return True
 
 
 def _kill_start(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Kill a worker whose start takes too long while another tenant waits for its place."""
+    """Kill a worker whose start takes too long while another tenant waits for capacity."""
     limit_s = cycle.config.drain_timeout_s
-    why = f"a worker of {function.spec.id} was not ready after {limit_s:g} s, and another tenant needed its place"
+    why = f"a worker of {function.spec.id} was not ready after {limit_s:g} s, and another tenant needed capacity"
     stop(cycle, worker, kill=True)
     if not function.removed:
         fail(cycle, function, "OverloadedError", why)
