@@ -1,7 +1,7 @@
 """Draws docs/top.svg: what `overwinter top` shows, drawn by its own code from what a real node reported (top.json).
 
 python -m docs.pictures.top             draw again what was recorded
-python -m docs.pictures.top --record    record anew: a node with the demo's models, asked for 40 seconds
+python -m docs.pictures.top --record    record again: send requests to a node with the demo's models for 40 seconds
 """
 
 import argparse
@@ -99,7 +99,7 @@ def ask(client: "Client", callers: Executor) -> None:
 def main() -> None:
     """Read the command line and do what it asks."""
     parser = argparse.ArgumentParser(prog="python -m docs.pictures.top", description=__doc__.partition("\n")[0])
-    parser.add_argument("--record", action="store_true", help="ask a node anew, and write top.json")
+    parser.add_argument("--record", action="store_true", help="send requests to a node again, and write top.json")
     if parser.parse_args().record:
         RECORDED.write_bytes(msgspec.json.format(msgspec.json.encode(record()), indent=1) + b"\n")
     FILE.write_text(draw(recorded()))

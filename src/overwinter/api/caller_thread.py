@@ -1,4 +1,5 @@
-"""Runs long work of callers in one thread, in turns of the callers, for each in turns of the tenants for which it acts.
+"""Runs long work of callers in one thread: the callers take turns, and within the work of one caller, the tenants for
+which it acts.
 
 Several threads would delay the event loop more.
 """

@@ -9,9 +9,9 @@ PROCESS = Path("/proc/self")
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:
     """The group of this process in the hierarchy that has the controller; None if the system does not report it."""
-    for hierarchy, place in _memberships(process):
+    for hierarchy, directory in _memberships(process):
         if controller in hierarchy:
-            return place
+            return directory
     return None
 
 
@@ -24,10 +24,10 @@ def number_in(path: Path) -> int | None:
     return number if number > 0 else None
 
 
-def remove_group(place: Path) -> bool:
+def remove_group(directory: Path) -> bool:
     """Remove an empty group; return whether it was removed."""
     try:
-        place.rmdir()
+        directory.rmdir()
     except FileNotFoundError:
         return True
     except OSError:
@@ -41,19 +41,19 @@ def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
     for line in _read(process / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "", "")
         for kind, root, mounted, options in mounts if path else ():
-            place = mounted / os.path.relpath(path, root)
+            directory = mounted / os.path.relpath(path, root)
             if controllers and kind == "cgroup" and set(controllers.split(",")) <= options:
-                yield set(controllers.split(",")), place
+                yield set(controllers.split(",")), directory
             elif not controllers and kind == "cgroup2":
                 # Only controllers that the group passes on to its children.
-                yield set(_read(place / "cgroup.subtree_control").split()), place
+                yield set(_read(directory / "cgroup.subtree_control").split()), directory
 
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
     """The mounted hierarchies: the version, the group at the root, the mount point, the options."""
     for line in _read(process / "mountinfo").splitlines():
-        place, _, mount = line.partition(" - ")
-        fields, kind, options = place.split(), mount.partition(" ")[0], mount.rpartition(" ")[2]
+        before, _, mount = line.partition(" - ")
+        fields, kind, options = before.split(), mount.partition(" ")[0], mount.rpartition(" ")[2]
         if len(fields) > 4 and kind in ("cgroup", "cgroup2"):
             yield kind, fields[3], Path(fields[4]), set(options.split(","))
 

@@ -94,40 +94,40 @@ class Groups:
 
     def make(self) -> list[str]:
         """Create the node's groups if they do not exist; return the files by which the base zygote enters them."""
-        places = []
+        directories = []
         for controller, parent in list(self._parents.items()):
-            place = parent / self.name
+            directory = parent / self.name
             try:
-                self._claim(place)
+                self._claim(directory)
                 if controller == "memory":
-                    self.memory = self.memory or TenantMemory(place)
+                    self.memory = self.memory or TenantMemory(directory)
                 else:
-                    _configure(controller, place)
+                    _configure(controller, directory)
                 if controller == "cpu":
-                    self._allow_tenants(place)
+                    self._allow_tenants(directory)
             except OSError as error:
                 del self._parents[controller]
                 self._lacks(controller, error)
             else:
-                places.append(str(place / "cgroup.procs"))
-        return sorted(set(places))
+                directories.append(str(directory / "cgroup.procs"))
+        return sorted(set(directories))
 
-    def _claim(self, place: Path) -> None:
+    def _claim(self, directory: Path) -> None:
         """Create the group, and lock it against other nodes."""
-        place.mkdir(exist_ok=True)
-        while place not in self._locks:
-            lock = _locked(place, fcntl.LOCK_EX)
+        directory.mkdir(exist_ok=True)
+        while directory not in self._locks:
+            lock = _locked(directory, fcntl.LOCK_EX)
             if lock is not None:
-                self._locks[place] = lock
+                self._locks[directory] = lock
             else:
                 # Another node considered the group abandoned, and removed it before it was locked.
-                place.mkdir(exist_ok=True)
+                directory.mkdir(exist_ok=True)
 
-    def _allow_tenants(self, place: Path) -> None:
+    def _allow_tenants(self, directory: Path) -> None:
         """Allow groups of tenants below this group."""
-        if _is_version_2(place):
-            (place / "cgroup.subtree_control").write_text("+cpu")
-        self._tenants_parent = place
+        if _is_version_2(directory):
+            (directory / "cgroup.subtree_control").write_text("+cpu")
+        self._tenants_parent = directory
 
     # Groups of tenants
 
@@ -153,43 +153,43 @@ class Groups:
 
     def _entry_file(self, tenant: TenantId, parent: Path) -> Path:
         """Return the file by which single threads enter the tenant's group; create the group if necessary."""
-        place = self._tenants.get(tenant)
-        if place is None:
+        directory = self._tenants.get(tenant)
+        if directory is None:
             self._last += 1
-            place = parent / f"{self._last}"
-            place.mkdir()
-            if _is_version_2(place):
+            directory = parent / f"{self._last}"
+            directory.mkdir()
+            if _is_version_2(directory):
                 # Threads can enter a version 2 group separately from their process only if it is threaded.
-                (place / "cgroup.type").write_text("threaded")
-            self._tenants[tenant] = place
-        return place / ("cgroup.threads" if _is_version_2(place) else "tasks")
+                (directory / "cgroup.type").write_text("threaded")
+            self._tenants[tenant] = directory
+        return directory / ("cgroup.threads" if _is_version_2(directory) else "tasks")
 
     def listings(self) -> dict[TenantId, list[Path]]:
         """Return the files that list each tenant's processes, also demoted ones; in version 2 they list threads."""
-        places = {tenant: [place] for tenant, place in self._tenants.items()}
-        for place, tenant in list(self._demoted.items()):
+        directories = {tenant: [directory] for tenant, directory in self._tenants.items()}
+        for directory, tenant in list(self._demoted.items()):
             if tenant is not None:
-                places.setdefault(tenant, []).append(place)
-        return {tenant: [_listing(place) for place in found] for tenant, found in places.items()}
+                directories.setdefault(tenant, []).append(directory)
+        return {tenant: [_listing(directory) for directory in found] for tenant, found in directories.items()}
 
     def keep(self, tenants: Collection[TenantId]) -> None:
         """Remove the groups of all other tenants and of demoted processes, if they are empty."""
         if self.memory is not None:
             self.memory.keep(tenants)
-        for tenant, place in list(self._tenants.items()):
-            if tenant not in tenants and remove_group(place):
+        for tenant, directory in list(self._tenants.items()):
+            if tenant not in tenants and remove_group(directory):
                 del self._tenants[tenant]
                 self._lowered.discard(tenant)
-        for place in list(self._demoted):
-            if remove_group(place):
-                del self._demoted[place]
+        for directory in list(self._demoted):
+            if remove_group(directory):
+                del self._demoted[directory]
 
     def lower(self, tenants: Collection[TenantId]) -> None:
         """Give these tenants a lower CPU weight than all others, until the next call."""
-        for tenant, place in self._tenants.items():
+        for tenant, directory in self._tenants.items():
             if (tenant in tenants) != (tenant in self._lowered):
                 self._lowered ^= {tenant}
-                _set_weight(place, LOWERED_DIVISOR if tenant in tenants else 1)
+                _set_weight(directory, LOWERED_DIVISOR if tenant in tenants else 1)
 
     @property
     def lowered(self) -> frozenset[TenantId]:
@@ -204,8 +204,8 @@ class Groups:
         if parent is None:
             return 0, None
         own = parent / self.name
-        places = (own, own.with_name(own.name + IDLE_SUFFIX))
-        return sum(number_in(place / "pids.current") or 0 for place in places), number_in(own / "pids.max")
+        directories = (own, own.with_name(own.name + IDLE_SUFFIX))
+        return sum(number_in(directory / "pids.current") or 0 for directory in directories), number_in(own / "pids.max")
 
     # Demoted processes
 
@@ -220,15 +220,15 @@ class Groups:
         """
         parent = self._demoted_parent or self._make_demoted_parent()
         self._last_demoted += 1
-        place = parent / f"{self._last_demoted}"
-        place.mkdir()
+        directory = parent / f"{self._last_demoted}"
+        directory.mkdir()
         try:
-            _make_idle(place)
-            (place / "cgroup.procs").write_text(f"{pid}")
+            _make_idle(directory)
+            (directory / "cgroup.procs").write_text(f"{pid}")
         finally:
             # From now on, `keep` removes it when it is empty.
-            self._demoted[place] = tenant
-        return place
+            self._demoted[directory] = tenant
+        return directory
 
     def _make_demoted_parent(self) -> Path:
         """Create the group of all demoted processes. For the kernel they compete with the others as one: with a group
@@ -236,33 +236,33 @@ class Groups:
         """
         if self._tenants_parent is None:
             raise FileNotFoundError("there are no control groups")
-        place = self._tenants_parent.with_name(f"{self.name}{IDLE_SUFFIX}")
-        self._claim(place)
-        if (place / "pids.max").exists():
-            _configure("pids", place)
-        if _is_version_2(place):
-            (place / "cgroup.subtree_control").write_text("+cpu")
-        _make_idle(place)
-        self._demoted_parent = place
-        return place
+        directory = self._tenants_parent.with_name(f"{self.name}{IDLE_SUFFIX}")
+        self._claim(directory)
+        if (directory / "pids.max").exists():
+            _configure("pids", directory)
+        if _is_version_2(directory):
+            (directory / "cgroup.subtree_control").write_text("+cpu")
+        _make_idle(directory)
+        self._demoted_parent = directory
+        return directory
 
-    def restore(self, place: Path) -> None:
+    def restore(self, directory: Path) -> None:
         """Give the process of this group, which was demoted, the CPU weight of all workers. Takes microseconds, and
         applies to a process that is ending, too. Must be followed by `ended`.
         """
         if self._demoted_parent is None:
             return
-        self._restored.add(place)
+        self._restored.add(directory)
         with suppress(OSError):
-            for each in (place, self._demoted_parent):
+            for each in (directory, self._demoted_parent):
                 _end_idle(each)
-            _set_weight(place, 1)
+            _set_weight(directory, 1)
             _configure("cpu", self._demoted_parent)
 
-    def ended(self, place: Path) -> None:
+    def ended(self, directory: Path) -> None:
         """The process of this group has ended: the other demoted processes get only idle cores again."""
-        if place in self._restored:
-            self._restored.discard(place)
+        if directory in self._restored:
+            self._restored.discard(directory)
             if not self._restored and self._demoted_parent is not None:
                 with suppress(OSError):
                     _make_idle(self._demoted_parent)
@@ -272,14 +272,14 @@ class Groups:
     def _clean(self) -> None:
         """Remove groups that killed nodes left."""
         for parent in set(self._parents.values()):
-            for place in parent.glob(f"{NAME_PREFIX}*"):
+            for directory in parent.glob(f"{NAME_PREFIX}*"):
                 with suppress(OSError):
-                    _remove_left(place)
+                    _remove_left(directory)
 
     def close(self) -> None:
         """Remove the groups. Their processes must have been killed; waits for the last to end."""
         checks = int(EMPTY_S / PAUSE_S)
-        while checks and sum(not _remove_all(place) for place in list(self._locks)):
+        while checks and sum(not _remove_all(directory) for directory in list(self._locks)):
             time.sleep(PAUSE_S)
             checks -= 1
         for lock in self._locks.values():
@@ -291,61 +291,61 @@ class Groups:
         self._tenants_parent = self._demoted_parent = self.memory = None
 
 
-def _listing(place: Path) -> Path:
-    return place / ("cgroup.threads" if _is_version_2(place) else "cgroup.procs")
+def _listing(directory: Path) -> Path:
+    return directory / ("cgroup.threads" if _is_version_2(directory) else "cgroup.procs")
 
 
-def _is_version_2(place: Path) -> bool:
-    return (place / "cgroup.type").exists()
+def _is_version_2(directory: Path) -> bool:
+    return (directory / "cgroup.type").exists()
 
 
-def counts_memory(place: Path) -> bool:
+def counts_memory(directory: Path) -> bool:
     """Whether tenants' groups can be created below a group of the memory controller: only in version 1."""
-    return (place / "memory.usage_in_bytes").exists()
+    return (directory / "memory.usage_in_bytes").exists()
 
 
-def _configure(controller: str, place: Path) -> None:
+def _configure(controller: str, directory: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     if controller == "pids":
         most = int(PIDS_SHARE * (number_in(PID_MAX) or TASKS_USUAL))
-        (place / "pids.max").write_text(f"{most}")
-    elif _is_version_2(place):
-        (place / "cpu.weight").write_text(f"{min(10000, WEIGHT * cores // NODE_DIVISOR)}")
+        (directory / "pids.max").write_text(f"{most}")
+    elif _is_version_2(directory):
+        (directory / "cpu.weight").write_text(f"{min(10000, WEIGHT * cores // NODE_DIVISOR)}")
     else:
-        (place / "cpu.shares").write_text(f"{SHARES * cores // NODE_DIVISOR}")
+        (directory / "cpu.shares").write_text(f"{SHARES * cores // NODE_DIVISOR}")
 
 
-def _set_weight(place: Path, divisor: int) -> None:
+def _set_weight(directory: Path, divisor: int) -> None:
     """Give a group the usual CPU weight, divided by `divisor`."""
     with suppress(OSError):
-        if _is_version_2(place):
-            (place / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // divisor)}")
+        if _is_version_2(directory):
+            (directory / "cpu.weight").write_text(f"{max(WEIGHT_LEAST, WEIGHT // divisor)}")
         else:
-            (place / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // divisor)}")
+            (directory / "cpu.shares").write_text(f"{max(SHARES_LEAST, SHARES // divisor)}")
 
 
-def _make_idle(place: Path) -> None:
+def _make_idle(directory: Path) -> None:
     """Give a group only idle cores; without that possibility, the least CPU weight."""
-    if (place / "cpu.idle").exists():
-        (place / "cpu.idle").write_text("1")
+    if (directory / "cpu.idle").exists():
+        (directory / "cpu.idle").write_text("1")
     else:
-        _set_weight(place, SHARES)
+        _set_weight(directory, SHARES)
 
 
-def _end_idle(place: Path) -> None:
-    if (place / "cpu.idle").exists():
-        (place / "cpu.idle").write_text("0")
+def _end_idle(directory: Path) -> None:
+    if (directory / "cpu.idle").exists():
+        (directory / "cpu.idle").write_text("0")
 
 
-def _locked(place: Path, how: int) -> int | None:
+def _locked(directory: Path, how: int) -> int | None:
     """A descriptor that locks the group; None: the group does not exist, or another node has it."""
     try:
-        lock = os.open(place, os.O_RDONLY)
+        lock = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(lock, how)
-        if os.path.samestat(os.fstat(lock), os.stat(place)):
+        if os.path.samestat(os.fstat(lock), os.stat(directory)):
             return lock
     except (FileNotFoundError, BlockingIOError):
         pass
@@ -356,17 +356,17 @@ def _locked(place: Path, how: int) -> int | None:
     return None
 
 
-def _remove_left(place: Path) -> None:
+def _remove_left(directory: Path) -> None:
     """Remove a group unless a running node has it: a lock ends with its holder."""
-    lock = _locked(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = _locked(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if lock is not None:
         # No other node can lock it meanwhile.
-        _remove_all(place)
+        _remove_all(directory)
         os.close(lock)
 
 
-def _remove_all(place: Path) -> bool:
+def _remove_all(directory: Path) -> bool:
     """Remove a group and those below it; return whether it was removed."""
-    for below in place.glob("*/"):
+    for below in directory.glob("*/"):
         remove_group(below)
-    return remove_group(place)
+    return remove_group(directory)

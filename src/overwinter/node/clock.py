@@ -1,4 +1,4 @@
-"""The clocks of the daemon. The time of its event loop is the same as `now`."""
+"""The clocks of the daemon. Its event loop uses the same clock as `now`, rounded to milliseconds."""
 
 import time
 

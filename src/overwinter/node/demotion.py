@@ -25,15 +25,15 @@ class Demotion(NamedTuple):
     """A demoted process in a control group."""
 
     groups: Groups
-    place: Path
+    group: Path
 
     def restore(self) -> None:
         """Restore the CPU weight of the process, which is being killed; takes microseconds."""
-        self.groups.restore(self.place)
+        self.groups.restore(self.group)
 
     def ended(self) -> None:
         """The process has ended."""
-        self.groups.ended(self.place)
+        self.groups.ended(self.group)
 
 
 def demote(groups: Groups, pid: int, pidfd: int, tenant: TenantId | None) -> Demotion | None:
@@ -62,7 +62,7 @@ def _make_idle(pid: int, pidfd: int) -> None:
 
 def _threads(pid: int) -> list[int]:
     try:
-        return [int(place.name) for place in Path(f"/proc/{pid}/task").iterdir()]
+        return [int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
 

@@ -118,10 +118,10 @@ def _descriptors(pid: int) -> list[str]:
     except OSError:
         return []
     for thread in threads:
-        place = f"/proc/{pid}/task/{thread}/fd"
+        fds = f"/proc/{pid}/task/{thread}/fd"
         with suppress(OSError):
-            if names := os.listdir(place):
-                return [f"{place}/{name}" for name in names]
+            if names := os.listdir(fds):
+                return [f"{fds}/{name}" for name in names]
     return []
 
 

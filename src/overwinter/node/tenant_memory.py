@@ -31,21 +31,21 @@ class TenantMemory:
 
     def open(self, tenant: TenantId) -> int:
         """Open the file by which a process with one thread enters the tenant's group. Raises OSError."""
-        place = self._tenants.get(tenant)
-        if place is None:
+        directory = self._tenants.get(tenant)
+        if directory is None:
             self._last += 1
-            place = self._parent / f"memory-{self._last}"
-            place.mkdir()
-            self._tenants[tenant] = place
-        return os.open(place / "tasks", os.O_WRONLY | os.O_CLOEXEC)
+            directory = self._parent / f"memory-{self._last}"
+            directory.mkdir()
+            self._tenants[tenant] = directory
+        return os.open(directory / "tasks", os.O_WRONLY | os.O_CLOEXEC)
 
     def charged_bytes(self, tenant: TenantId) -> int:
         """Return the memory that the tenant's workers and zygote have, as the kernel counts it; 0 without a group."""
-        place = self._tenants.get(tenant)
-        if place is None:
+        directory = self._tenants.get(tenant)
+        if directory is None:
             return 0
         try:
-            with open(place / "memory.stat", "rb", buffering=0) as stat:
+            with open(directory / "memory.stat", "rb", buffering=0) as stat:
                 return sum(map(int, _CHARGED.findall(stat.read(STAT_BYTES))))
         except OSError:
             return 0

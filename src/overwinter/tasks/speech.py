@@ -1,4 +1,4 @@
-"""Reads the settings of speech recognition from a directory: the processing of samples, and the tokens of a text."""
+"""Reads from a directory how a model of speech recognition normalizes audio, and the vocabulary of its tokenizer."""
 
 import json
 from typing import Any
