@@ -3,7 +3,7 @@
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
 prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
 a core or capacity for a worker. The device stays free, because a run that is ordered ends the preparation early: before
-the next call that reads a new weight, or by a kill of the executor (`end_preparation` in device_runs.py). A function
+the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). A function
 whose preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This
 counts as a failure neither of the device nor of the requests behind it. A preparation that delays a run for longer than
 DELAY_MAX_S ends those of its tenant for as long.

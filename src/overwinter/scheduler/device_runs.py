@@ -64,7 +64,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     name = device.config.name
     cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
     cycle.timers.arm(executor.id, operation.hangs_at)
-    end_preparation(cycle, executor)
+    limit_preparation(cycle, executor)
     for id_ in operation.requests:
         request = cycle.state.requests[id_]
         if request.start != "disk":
@@ -96,12 +96,12 @@ def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, othe
     cycle.state.evictable.pop(function.spec.id, None)
     cycle.ledger.take(run_owner(run), None, {cycle.resources.device_time[name]: 1})
     cycle.timers.arm(executor.id, hangs_at)
-    end_preparation(cycle, executor)
+    limit_preparation(cycle, executor)
     cycle.actions.append(RunOnDevice(executor.id, name, run, function.spec.id, (), missing, evicted, choice.peer))
 
 
-def end_preparation(cycle: Cycle, executor: Executor) -> None:
-    """A run is ordered from an executor: its preparation must end soon, or counts as hung."""
+def limit_preparation(cycle: Cycle, executor: Executor) -> None:
+    """Shorten the time after which an executor's preparation counts as hung, because a run was ordered from it."""
     if executor.preparing is not None:
         hangs_at = min(executor.preparing.hangs_at, cycle.now + INTERRUPTED_S)
         since = min(executor.preparing.delays_since, cycle.now)

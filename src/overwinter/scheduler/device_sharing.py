@@ -69,7 +69,7 @@ def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[
 
 def _spread_s(cycle: Cycle, function: Function, own: int, count: int) -> float:
     """Expected seconds of the execution of `count` requests: up to `own` of the leading function, then one of each
-    other. As `expected_s`, but the time for this does not grow with `count`.
+    other. Like `expected_s`, but computed in constant time.
     """
     together, others = swaps.run_s(cycle, function, count), max(0, count - own)
     if not others:

@@ -113,7 +113,7 @@ class TwitterLike(_Workload, frozen=True, tag="twitter-like"):
 
     def __post_init__(self) -> None:
         if not (0 < self.mean < inf and 0 <= self.begin_s < inf):
-            raise ValueError(f"mean must be above 0 and begin_s not below, got {self.mean} and {self.begin_s}")
+            raise ValueError(f"mean must be finite and above 0, begin_s at least 0, got {self.mean} and {self.begin_s}")
 
 
 Workload = Poisson | MarkovianArrivals | Stable | Periodic | Bursty | MinuteCounts | Timestamps | TwitterLike
