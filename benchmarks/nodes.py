@@ -145,12 +145,22 @@ class Node:
 
     def _wait_still(self, pids: Callable[[], list[int]]) -> None:
         until = time.monotonic() + PATIENCE_S
-        before = -1
-        while (ticks := sum(map(cpu_ticks, pids()))) != before:
+        before: dict[int, int] = {}
+        while (ticks := {pid: cpu_ticks(pid) for pid in pids()}) != before:
             if time.monotonic() > until:
-                raise RuntimeError("the processes of the node do not become idle")
+                busy = ", ".join(_described(pid) for pid in ticks if ticks[pid] != before.get(pid))
+                raise RuntimeError(f"the processes of the node do not become idle: {busy}")
             before = ticks
             time.sleep(QUIET_S)
+
+
+def _described(pid: int) -> str:
+    """A process for a message: its number, and its name and arguments if it still exists."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        return f"{pid} {command[:100]!r}"
+    except OSError:
+        return f"{pid}"
 
 
 @contextmanager
