@@ -202,10 +202,11 @@ def parents_of_all() -> dict[int, int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+                # The name of a process may be any bytes.
+                state, parent = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[:2]
             except OSError:
                 continue
-            if state != "Z":
+            if state != b"Z":
                 parents[int(entry)] = int(parent)
     return parents
 
@@ -213,7 +214,7 @@ def parents_of_all() -> dict[int, int]:
 def is_ahead(pid: int) -> bool:
     """Whether a process was forked ahead and waits for a function."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text() == "ow-ahead\n"
+        return Path(f"/proc/{pid}/comm").read_bytes() == b"ow-ahead\n"
     except OSError:
         return False
 

@@ -49,7 +49,7 @@ def test_idle_workers_stay_until_others_need_their_memory(make_node):
         assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
     assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
     [results] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "evict-worker"]
-    assert "place" in results["why"]
+    assert "capacity" in results["why"]
     # A full cache is normal, and is not logged.
     assert not any("others need" in line for line in node.said)
 
