@@ -37,8 +37,7 @@ BIND_S = 0.002
 """The assumed time of a bind before one was measured."""
 
 QueueName = Literal["cores", "capacity", "bytes", "devices"]
-"""The queues: for cores, for worker capacity (including private memory), for bytes of a host store, and for devices.
-"""
+"""The queues: for cores, for worker capacity (including private memory), for bytes of a host store, for devices."""
 
 
 class Drain(msgspec.Struct, frozen=True):
