@@ -1,4 +1,5 @@
-"""Assigns resources to functions. No other module does so.
+"""Assigns resources to waiting functions; those of devices with device_admission.py. Only work ahead of requests takes
+resources elsewhere (ahead.py, slices.py).
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
@@ -335,7 +336,9 @@ def _load(cycle: Cycle, function: Function) -> bool:
         if behind or (short and not retention.evict(cycle, short, function)):
             if not leave_calls(cycle, function) and function.waits_in != "bytes":
                 order.join(cycle, function, "bytes")
-                full_of = "unused blocks, which are evicted" if retention.has_evicted_enough(cycle) else "blocks in use"
+                full_of = (
+                    "unused blocks, which are being evicted" if retention.has_evicted_enough(cycle) else "blocks in use"
+                )
                 cycle.explain(function, "wait", f"the host store is full of {full_of}")
             return False
     order.leave(cycle, function)

@@ -24,7 +24,7 @@ def drain_for_queue(cycle: Cycle) -> None:
         return
     future = victims.FutureClaims(cycle)
     for function in list(islice(order.queue_for_capacity(cycle), SERVED_AT_ONCE)):
-        if function.has_worker and not (could_fit(cycle, function) and wants_capacity(cycle, function)):
+        if function.has_usable_worker and not (could_fit(cycle, function) and wants_capacity(cycle, function)):
             look_again(cycle, function)
             return
         wanted = claim_of_queued(cycle, function)

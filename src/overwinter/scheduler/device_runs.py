@@ -28,8 +28,8 @@ from overwinter.scheduler.resources import run_owner
 from overwinter.scheduler.state import Function
 
 REFERENCES_MAX = 1 << 16
-"""The most blocks of functions on a device, a shared block counted for each of its functions: a step may evict all of
-them.
+"""The most references from functions to blocks on a device; a shared block counts for each of its functions. This
+bounds the time of a step, which may evict all of them.
 """
 INTERRUPTED_S = 1.0
 """How long a preparation may go on when a run is ordered; the longest operator that is usual ends within that time."""
@@ -164,7 +164,9 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
 def _evict_for_run(
     cycle: Cycle, function: Function, device: Device, victims: Iterator[Function] | None = None
 ) -> tuple[FunctionId, ...]:
-    """Evict functions from the device until the function fits, by default any others."""
+    """Evict functions from the device until the function fits. `victims`: those that may be evicted, in this order;
+    None: all that `swaps.victims` returns.
+    """
     pooled, evicted = pool_record(function), list[FunctionId]()
     capacity = device.capacity(device.missing_bytes(pooled))
     least = 1 if device.config.name in pooled.unplaced else 0
@@ -179,9 +181,7 @@ def _evict_for_run(
 
 
 def _evict_for_references(cycle: Cycle, functions: Sequence[Function], device: Device) -> tuple[FunctionId, ...]:
-    """Evict the least recently used functions from a device that would have more than REFERENCES_MAX blocks of
-    functions with these.
-    """
+    """Evict the least recently used of the other functions if these would exceed REFERENCES_MAX on the device."""
     evicted: list[FunctionId] = []
     new = sum(len(pool_record(each).sizes) for each in functions if each.spec.id not in device.residents)
     others = iter([] if homes.are_used(cycle) else list(device.residents.values()))

@@ -258,9 +258,9 @@ def _check_queues(cycle: Cycle) -> None:
         is_listed = tenant.id in state.waiting_for_capacity
         assert (tenant.first_waiting is not None) == is_listed, f"the queue of tenant {tenant.id} is wrong"
         for id_ in tenant.first_workers:
-            assert not state.functions[id_].has_worker, f"{id_} waits for its first worker but has one"
+            assert not state.functions[id_].has_usable_worker, f"{id_} waits for its first worker but has one"
         for id_ in tenant.more_workers:
-            assert state.functions[id_].has_worker, f"{id_} waits for one more worker but has none"
+            assert state.functions[id_].has_usable_worker, f"{id_} waits for one more worker but has none"
         for id_ in (*tenant.first_workers, *tenant.more_workers):
             queues.setdefault(id_, []).append("capacity")
     for id_ in state.core_queue.timely.keys() | state.core_queue.late.keys():
@@ -333,7 +333,7 @@ def _check_capacity(cycle: Cycle) -> None:
     if not victims.FutureClaims(cycle).has_capacity(function, wanted):
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the capacity of a process forked ahead"
         victim = victims.for_capacity(cycle, function, wanted)
-        stale = function.has_worker and not wants_capacity(cycle, function)
+        stale = function.has_usable_worker and not wants_capacity(cycle, function)
         assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"
 
 

@@ -22,7 +22,7 @@ def never_fits(function: Function, limit: int, pinned: int) -> str | None:
 def never_runs(function: Function) -> str | None:
     """Return why the smallest worker of a function needs more memory than all workers together may have, or None."""
     needed = function.latency.too_large_bytes
-    if needed is None or function.has_worker or function.pool is not None:
+    if needed is None or function.has_usable_worker or function.pool is not None:
         return None
     why = f"a worker of function {function.spec.id} needs {needed} bytes, and all workers together may have less"
     return f"{why}: raise memory_bytes"

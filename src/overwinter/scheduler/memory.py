@@ -162,7 +162,7 @@ def kill_excessive(cycle: Cycle, worker: Worker) -> None:
     stop(cycle, worker, kill=True)
     for id_ in refused:
         refuse(cycle, id_, "NoSpaceError", why, cycle.config.retry_after_min_s)
-    if starts_for is not None and not starts_for.has_worker:
+    if starts_for is not None and not starts_for.has_usable_worker:
         refuse_queue(cycle, starts_for, "NoSpaceError", why, cycle.config.retry_after_min_s)
     for function in {each.spec.id: each for each in at_work or had if not each.removed}.values():
         functions.fail(cycle, function, "NoSpaceError", why)

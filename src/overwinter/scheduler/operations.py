@@ -58,7 +58,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     hold_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
-    # Its blocks are in use again: its time slice may have ended while it had no worker.
+    # Its blocks are in use again, and may have had their time slice in the host store before: others wait for bytes.
     state.evictable.pop(spec.id, None)
     cycle.bytes_changed = True
     cycle.timers.arm(id_, hangs_at)

@@ -307,14 +307,14 @@ def is_behind(cycle: Cycle, function: Function) -> bool:
         return function.waits_in == "capacity" or _rank(cycle, cycle.state.tenants[first.spec.tenant]) <= _rank(
             cycle, tenant
         )
-    before = tenant.first_workers or (tenant.more_workers if function.has_worker else {})
+    before = tenant.first_workers or (tenant.more_workers if function.has_usable_worker else {})
     return bool(before) and next(iter(before)) != function.spec.id
 
 
 def _join_for_capacity(cycle: Cycle, function: Function) -> None:
     id_, tenant = function.spec.id, cycle.state.tenants[function.spec.tenant]
     queue, other = tenant.first_workers, tenant.more_workers
-    if function.has_worker:
+    if function.has_usable_worker:
         queue, other = other, queue
     other.pop(id_, None)
     if id_ not in queue:

@@ -119,7 +119,7 @@ def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Confi
     if not latency.points or function.on_trial or not function.queue:
         return fallback
     rate = max(expected_rate(cycle, function.family), current_rate(cycle, function.family))
-    if not function.has_worker:
+    if not function.has_usable_worker:
         fallback = (_low_rate_configuration(cycle, function),)
         if rate <= latency.low_rate_max and _fits(cycle, latency.point(fallback[0])):
             return fallback

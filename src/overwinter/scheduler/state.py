@@ -191,8 +191,7 @@ class Function(msgspec.Struct, eq=False):
     runs_at_death: int | None = None
     """The number of its runs when a worker last died or hung, or a device broke, in a run or a bind of it."""
     trunk: FunctionId = FunctionId("")
-    """The member of its family that shares most of its blocks, or itself. Functions with the same trunk may share runs.
-    """
+    """The first function of the trunk to which it belongs. Functions of the same trunk may share runs."""
     backoff_until: Seconds = Seconds(0.0)
     lost_blocks: bool = False
     """Whether its blocks were missing from memory, and no start, bind or run on a device has succeeded since."""
@@ -236,7 +235,9 @@ class Function(msgspec.Struct, eq=False):
 
     @property
     def kept_since(self) -> float:
-        """When the keep-alive of its blocks began: at its last use, or at the last load before a request."""
+        """When the keep-alive of its blocks began: at its last use, or when its blocks were last loaded ahead of a
+        request, whichever is later.
+        """
         return self.used_at if self.pool is None else max(self.used_at, self.pool.loaded_ahead_at)
 
     @property
@@ -265,7 +266,7 @@ class Function(msgspec.Struct, eq=False):
         return False
 
     @property
-    def has_worker(self) -> bool:
+    def has_usable_worker(self) -> bool:
         """Whether a worker that is not being stopped has bound it, or can bind it."""
         return any(not worker.stopping for worker in self.usable_workers())
 

@@ -125,7 +125,7 @@ def for_capacity(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
         return victim
     mine, most, next_at = function.spec.tenant, _most_workers(cycle), victim.at
     for tenant in _by_share(cycle):
-        if tenant.id == mine and function.has_worker:
+        if tenant.id == mine and function.has_usable_worker:
             continue
         worker, at = _next_time_slice_end(cycle, tenant, mine == tenant.id)
         if worker is not None and _may_take(cycle, function, wanted, worker, most):

@@ -83,7 +83,7 @@ def _in_workers(cycle: Cycle, function: Function) -> Want | None:
         worker = worker_to_bind_in(cycle, function, free) if free else None
         if worker is not None:
             return BindIn(worker) if function.loaded else NEED_BLOCKS
-        if not function.workers and not function.loaded and function.has_worker:
+        if not function.workers and not function.loaded and function.has_usable_worker:
             # It waits for a slot, and needs its blocks in any worker.
             return NEED_BLOCKS
     if _needs_worker_now(cycle, function):

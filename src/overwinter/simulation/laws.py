@@ -1,4 +1,4 @@
-"""Computes the latency and memory of every configuration from a measurement of one.
+"""Computes the latency and memory of every configuration from a few measured parameters.
 
 It is for models whose profile follows from few facts: the time of one request on one core, and three measured effects.
 """
@@ -35,11 +35,16 @@ class LatencyLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         if min(self.alone_ms, self.runtime_mib) <= 0 or min(self.crowding, self.request_mib) < 0:
-            raise ValueError("alone_ms and runtime_mib must be above 0, crowding and request_mib not below")
+            raise ValueError(
+                "alone_ms and runtime_mib must be greater than 0; crowding and request_mib must be at least 0"
+            )
         if not (0 <= self.serial <= 1 and 0 <= self.batching < 1):
-            raise ValueError(f"serial and batching are shares, got {self.serial} and {self.batching}")
+            bounds = "serial must be from 0 to 1, and batching at least 0 and less than 1"
+            raise ValueError(f"{bounds}; got {self.serial} and {self.batching}")
         if not all(values and min(values) >= 1 for values in (self.cores, self.batches, self.concurrencies)):
-            raise ValueError("cores, batches and concurrencies need a number each, from 1 on")
+            raise ValueError(
+                "cores, batches and concurrencies must not be empty, and each of their values must be at least 1"
+            )
 
     def rows(self) -> tuple[Row, ...]:
         """Every combination of cores, batch and concurrency."""

@@ -16,8 +16,11 @@ LEVEL = 0.96
 """The level outside of bursts, relative to the mean rate."""
 NIGHT, AFTERNOON, EVENING = 0.70, 0.55, 1.15
 """The shape of the daily profile: the floor, and two peaks that are added to it."""
-AFTERNOON_HOUR, AFTERNOON_HOURS = 14.0, 4.0
-EVENING_HOUR, EVENING_HOURS = 20.5, 1.1
+AFTERNOON_PEAK_HOUR, AFTERNOON_WIDTH_HOURS = 14.0, 4.0
+EVENING_PEAK_HOUR, EVENING_WIDTH_HOURS = 20.5, 1.1
+"""The peaks of the fitted curve and their widths. A half-hour has the value of its beginning in its middle, so the
+peaks of the rate are a quarter of an hour later.
+"""
 
 MINUTE_MEMORY = 0.9
 MINUTE_NOISE = 0.03
@@ -63,8 +66,8 @@ def _profile() -> list[float]:
     hours = [half / 2 for half in range(48)]
     heights = [
         NIGHT
-        + AFTERNOON * math.exp(-(((hour - AFTERNOON_HOUR) / AFTERNOON_HOURS) ** 2))
-        + EVENING * math.exp(-(((hour - EVENING_HOUR) / EVENING_HOURS) ** 2))
+        + AFTERNOON * math.exp(-(((hour - AFTERNOON_PEAK_HOUR) / AFTERNOON_WIDTH_HOURS) ** 2))
+        + EVENING * math.exp(-(((hour - EVENING_PEAK_HOUR) / EVENING_WIDTH_HOURS) ** 2))
         for hour in hours
     ]
     mean = sum(heights) / len(heights)

@@ -1,8 +1,8 @@
 """Decides how a program is split into spans for functions that differ in some of its weights.
 
-A call is separate if it reads a differing weight, or a value without rows that was computed from one. Consecutive
-separate calls with no common weight between them form a separate span; the calls between separate spans form shared
-spans. See docs/decisions/trunks.md.
+A call is separate if it reads a differing weight, or a value without rows that was computed from one. Separate
+calls belong to the same separate span if no other call between them reads a weight; calls between them without weights
+are part of that span. The calls between separate spans form shared spans. See docs/decisions/trunks.md.
 """
 
 from collections.abc import Iterator, Sequence

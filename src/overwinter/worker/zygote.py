@@ -232,7 +232,8 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
         groups = [fds.pop() for _ in range(message.groups)]
         smaps = _own_smaps()
-        # In its tenant's groups this could take long, and the node would wait for the base zygote.
+        # Before this process enters its tenant's groups, where it may get little CPU time: the node waits for this
+        # message as the answer of the zygote.
         resources.channel.send(Forked(message.worker), [smaps])
         for group in groups:
             _enter_group(group)
