@@ -596,26 +596,6 @@ def test_a_worker_of_a_removed_function_ends_if_a_block_changed(rig):
     rig.run(scene())
 
 
-def test_a_zygote_ends_if_one_of_its_programs_changed(rig):
-    ada, bob = function("compiled", "ada", HANDLER), function("own", "bob")
-
-    async def scene():
-        rig.deploy(ada, bob)
-        zygotes = [await prepared(rig, each) for each in (ada, bob)]
-        program, source = ada.deployed.load_files()
-        assert rig.effects.kill_block_readers("dedicated", program) == []
-        assert rig.effects.kill_block_readers(ada.deployed.store, source) == []
-        assert len(rig.effects.kill_block_readers(ada.deployed.store, program)) == 2
-        await until(lambda: ZygoteLost("ada") in rig.events)
-        for zygote in zygotes:
-            await gone(zygote.pid)
-        again = await prepared(rig, ada)
-        assert again not in zygotes
-        await check_answer(rig, await rig.start_worker(ada))
-
-    rig.run(scene())
-
-
 def test_a_base_zygote_that_the_system_cannot_start_is_started_later(rig, monkeypatch):
     start, refused = subprocess.Popen, []
 

@@ -8,9 +8,9 @@ import torch
 
 from overwinter.core.errors import StoreError
 from overwinter.model.program import Weight
-from overwinter.store.blocks import build_block
+from overwinter.store.blocks import address_of, build_block
 from overwinter.store.packing import pack
-from overwinter.worker.weights import MappedBlock, read_all, weight_tensors
+from overwinter.worker.weights import MappedBlock, read_all, read_program, weight_tensors
 
 
 @pytest.fixture
@@ -80,3 +80,13 @@ def test_a_block_cut_short_is_not_mapped(tmp_path):
             MappedBlock(file.fileno(), 4096)
         with pytest.raises(StoreError, match="has only 3"):
             read_all(file.fileno(), 4)
+
+
+def test_a_program_that_changed_in_memory_is_not_read(tmp_path):
+    path, content = tmp_path / "program", b"content"
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        assert read_program(file.fileno(), len(content), address_of(content)) == content
+        path.write_bytes(b"Content")
+        with pytest.raises(StoreError, match="changed in memory"):
+            read_program(file.fileno(), len(content), address_of(content))

@@ -157,9 +157,7 @@ class WorkerActions:
         self._post(WorkerExited(action.worker, error, reason, lost_blocks))
 
     def kill_block_readers(self, store: StoreName, address: Address) -> list[str]:
-        """Kill the workers that may have mapped a damaged block, which was dropped from a host store, and the zygotes
-        that may have compiled it as a program; return their names.
-        """
+        """Kill the workers that may have mapped a damaged block, which was dropped from a host store."""
         lost = []
         for process in self._processes.workers():
             functions = process.bindings.functions()
@@ -167,11 +165,6 @@ class WorkerActions:
                 process.lost_blocks = True
                 self._processes.forks.give_up(process, "one of its blocks had changed in memory")
                 lost.append(f"worker {process.worker} of {process.function}")
-        zygotes, deployed = self._processes.zygotes, self._registry.functions.values()
-        compiled = [each for each in deployed if each.store == store and each.manifest.program.address == address]
-        for tenant in {each.manifest.tenant for each in compiled} & zygotes.tenants.keys():
-            zygotes.lose(zygotes.tenants[tenant], "one of its programs had changed in memory")
-            lost.append(f"the zygote of {tenant}")
         return lost
 
     def _fork(self, action: StartWorker, function: DeployedFunction, host: HostStore, *, whole: bool = True) -> None:

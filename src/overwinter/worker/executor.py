@@ -51,7 +51,7 @@ from overwinter.worker.messages import (
 )
 from overwinter.worker.own_device import OwnDevice, own_device
 from overwinter.worker.runner import Prepared, Runner
-from overwinter.worker.weights import Blocks, MappedBlock, read_all
+from overwinter.worker.weights import Blocks, MappedBlock, read_program
 
 
 class _Program:
@@ -305,7 +305,7 @@ class Executor:
         load, bind = message.load, message.bind
         program = self._programs.get((load.program, load.calls))
         if program is None:
-            content = _slice_of(read_all(fds[0], load.program_bytes), load.calls)
+            content = _slice_of(read_program(fds[0], load.program_bytes, load.program), load.calls)
             program = _Program(content, self._own, message.run_s)
             self._programs[load.program, load.calls] = program
         program.activations.learn(message.private_bytes)

@@ -20,7 +20,7 @@ from overwinter.worker.pool_calls import PoolCalls, is_sendable
 from overwinter.worker.runner import Compiled, Prepared, Runner
 from overwinter.worker.trial import check_samples, check_size, generated_warning
 from overwinter.worker.values import read_requests
-from overwinter.worker.weights import Blocks, MappedBlock, read_all, weight_tensors
+from overwinter.worker.weights import Blocks, MappedBlock, read_all, read_program, weight_tensors
 
 
 class Member:
@@ -47,7 +47,9 @@ class Family:
         try:
             self._load = load
             self._pool_calls = pool_calls if load.handler_only or load.pool_first else None
-            self.prepared = prepared.get(load.program) or self._prepared(read_all(fds[0], load.program_bytes))
+            self.prepared = prepared.get(load.program) or self._prepared(
+                read_program(fds[0], load.program_bytes, load.program)
+            )
             code = None if load.source_bytes is None else read_all(fds[1], load.source_bytes).decode()
             self._code = None if code is None else Code(code)
         finally:

@@ -17,6 +17,7 @@ from overwinter.core.ids import Address
 from overwinter.model.closeness import equal_bits
 from overwinter.model.program import Weight
 from overwinter.model.weight_layout import shaped
+from overwinter.store.blocks import address_of
 from overwinter.store.mapping import map_read_only, unmap
 from overwinter.store.packing import LARGE_BYTES
 
@@ -118,3 +119,13 @@ def read_all(fd: int, nbytes: int) -> bytes:
     if len(data) != nbytes:
         raise StoreError(f"a blob of {nbytes} bytes has only {len(data)} in the host store")
     return data
+
+
+def read_program(fd: int, nbytes: int, address: Address) -> bytes:
+    """Return the content of a program; raise StoreError if it changed in memory. What is compiled from it may outlive
+    the block in memory, whose verification would then not find the change.
+    """
+    content = read_all(fd, nbytes)
+    if address_of(content) != address:
+        raise StoreError("its program changed in memory, and will be read from disk again: try again")
+    return content
