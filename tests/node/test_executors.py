@@ -574,7 +574,7 @@ def test_lost_blocks_are_reported_by_the_end_of_the_executor(rig, pool):
     rig.run(scene())
 
 
-def test_a_program_that_cannot_be_compiled_fails_its_runs_only(rig, pool):
+def test_a_program_that_changed_in_memory_fails_its_runs_only(rig, pool):
     function, other = variant("resnet50", 0), variant("minilm", 0)
     pool.deploy(function, other)
     address = function.deployed.manifest.program.address
@@ -587,7 +587,7 @@ def test_a_program_that_cannot_be_compiled_fails_its_runs_only(rig, pool):
         path.write_bytes(bytes(len(content)))
         assert not (await pool.prepare(executor, function)).interrupted
         ended = await pool.run(executor, function)
-        assert [failure.error for failure in ended.failures] == ["ProgramError"]
+        assert [failure.error for failure in ended.failures] == ["WorkerError"]
         assert (await pool.run(executor, other)).failures == ()
         path.write_bytes(content)
         assert (await pool.run(executor, function)).failures == ()
