@@ -2,7 +2,7 @@
 
 import pytest
 
-from overwinter.core.actions import Refuse, Reply, StopWorker
+from overwinter.core.actions import LoadFinished, Reply, StopWorker
 from overwinter.core.events import LoadAsked, Removed, UnloadAsked
 from tests.scheduler.world import World, spec
 
@@ -49,14 +49,28 @@ def test_a_run_that_ends_in_time_is_answered(event):
     assert not world.alive
 
 
-def test_a_function_that_is_loaded_again_keeps_its_worker():
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_function_that_is_loaded_again_gets_a_new_worker(in_time):
+    """The old one has mapped blocks that were dropped: nobody counts or verifies them."""
     world = World(cores=2)
     request = asleep(world)
+    [old] = world.alive
     world.send(UnloadAsked("sleeper@1"))
-    world.send(LoadAsked("sleeper@1"))
-    while world.alarm is not None and world.alarm <= 10 * DRAIN_TIMEOUT_S:
+    assert not any(isinstance(each, LoadFinished) for each in world.send(LoadAsked("sleeper@1")))
+    assert [load.function for load in world.loads] == ["sleeper@1"]
+    world.settle_processes()
+    assert [each.error for each in world.log if isinstance(each, LoadFinished)] == [None]
+    [new] = world.alive - {old}
+    later = world.arrive("sleeper")
+    [run] = [each for each in world.running.values() if later in each.requests]
+    assert run.worker == new
+    if in_time:
+        world.settle()
+        assert isinstance(world.answers[request], Reply)
+    else:
+        world.now += DRAIN_TIMEOUT_S
         world.ring()
-    assert request not in world.answers
-    assert not [each for each in world.log if isinstance(each, Refuse | StopWorker)]
-    world.settle()
-    assert isinstance(world.answers[request], Reply)
+        assert world.answers[request].error == "OverloadedError"
+        assert "was unloaded" in world.answers[request].message
+    world.settle_processes()
+    assert old not in world.alive

@@ -46,10 +46,10 @@ class AnyClaims(RuleBasedStateMachine):
             del self.claims[owner]
             self.draining.discard(owner)
 
-    @rule(owner=OWNERS, draining=st.booleans())
-    def drain(self, owner, draining):
-        if self.is_known(owner, lambda: self.ledger.drain(owner, draining)):
-            (self.draining.add if draining else self.draining.discard)(owner)
+    @rule(owner=OWNERS)
+    def drain(self, owner):
+        if self.is_known(owner, lambda: self.ledger.drain(owner)):
+            self.draining.add(owner)
 
     @rule(owner=OWNERS, at=st.integers(0, 2), less=st.integers(-5, -1))
     def take_less_than_nothing(self, owner, at, less):

@@ -15,7 +15,7 @@ from overwinter.scheduler.admission import start_workers
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
+from overwinter.scheduler.operations import UNLOADED, end_overdue, end_run, stop, watch_deadlines
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import end_keep_alive_of_blocks, idle_until, outlasts_keep_alive
 from overwinter.scheduler.sizing import drain_surplus, end_period, next_to_start, scaling_text
@@ -185,6 +185,8 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
         error, why = "NotFoundError", f"function {id_} was removed"
     elif function.unloaded:
         error, why = why_unloaded(function)
+    elif _was_unloaded(worker, function):
+        error, why = "OverloadedError", f"function {id_} was unloaded"
     elif any(each.function.removed or each.function.unloaded for each in worker.bound.values()):
         error, why = "OverloadedError", f"another function in the worker of {id_} was removed or unloaded"
     else:
@@ -197,6 +199,13 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
                 message = f"{why}, and its run did not end within {config.drain_timeout_s:g} s"
                 refuse(cycle, request, error, message, config.retry_after_min_s)
     return still_open
+
+
+def _was_unloaded(worker: Worker, function: Function) -> bool:
+    """Whether the function leaves the worker because it was unloaded, even if it is loaded again by now."""
+    binding = worker.bound.get(function.spec.id)
+    drains_for_it = worker.drain is not None and worker.drain.why == UNLOADED
+    return drains_for_it or (binding is not None and binding.until is not None)
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:

@@ -12,7 +12,7 @@ from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import hold, release
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import REMOVED, UNLOADED, cancel_drain, watch_deadlines
+from overwinter.scheduler.operations import REMOVED, UNLOADED, watch_deadlines
 from overwinter.scheduler.state import Function
 
 
@@ -54,21 +54,14 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
     if function is None:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
         return
-    if function.unloaded:
-        function.unloaded = False
-        others_wait = any(tenant != function.spec.tenant for tenant in cycle.state.waiting_for_capacity)
-        for worker in function.workers.values():
-            # A worker that drains for another tenant is not kept, nor one whose capacity another tenant expects.
-            is_unloaded = worker.drain is not None and worker.drain.why == UNLOADED
-            if is_unloaded and not (others_wait or worker.stopping):
-                cancel_drain(cycle, worker, function)
-            if worker.bound[id_].until is not None:
-                worker.bound[id_].draining, worker.bound[id_].until = False, None
+    was_unloaded, function.unloaded = function.unloaded, False
+    if was_unloaded:
         if function.fault:
             function.fault = ""
             families.use_profile(cycle, function.family, function.spec, forget=True)
         families.mark(cycle, function.family)
-    if function.is_ready:
+    # A worker that still runs its requests has mapped blocks that the unload dropped: nothing counts or verifies them.
+    if function.is_ready and not was_unloaded:
         cycle.actions.append(LoadFinished(id_))
     else:
         function.awaited = True

@@ -132,14 +132,14 @@ class Ledger:
             if entry.tenant is not None:
                 _count(resource._shares, entry.tenant, -amount)
 
-    def drain(self, owner: Owner, draining: bool = True) -> None:
-        """Mark the owner's claim as draining, so that `staying` excludes it; False: it is no longer draining."""
+    def drain(self, owner: Owner) -> None:
+        """Mark the owner's claim as draining, so that `staying` excludes it."""
         entry = self._entry(owner)
-        if draining == entry.draining:
+        if entry.draining:
             return
-        entry.draining = draining
+        entry.draining = True
         for resource, amount in entry.claim.items():
-            resource._drain(entry, amount if draining else -amount)
+            resource._drain(entry, amount)
 
     def has(self, owner: Owner) -> bool:
         """Whether the owner has a claim."""

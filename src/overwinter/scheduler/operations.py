@@ -185,16 +185,6 @@ def begin_time_slice(cycle: Cycle, worker: Worker, function: Function) -> None:
     cycle.capacity_changed = True
 
 
-def cancel_drain(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Cancel the drain of a worker, which serves this function again."""
-    worker.drain = None
-    cycle.state.tenants[worker.tenant].draining_without_limit.pop(worker.id, None)
-    if worker.is_serving:
-        # It was draining when it became ready, or its time slice was removed during the drain.
-        begin_time_slice(cycle, worker, function)
-    cycle.ledger.drain(worker_owner(worker.id), draining=False)
-
-
 def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
     """Stop a worker's process; its exit will be reported."""
     worker.stopping, worker.since = True, cycle.now
