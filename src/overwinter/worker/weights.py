@@ -127,5 +127,5 @@ def read_program(fd: int, nbytes: int, address: Address) -> bytes:
     """
     content = read_all(fd, nbytes)
     if address_of(content) != address:
-        raise StoreError("its program changed in memory, and will be read from disk again: try again")
+        raise StoreError("its program changed in memory: try again soon, or unload the function and load it")
     return content
