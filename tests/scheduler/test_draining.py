@@ -56,7 +56,8 @@ def test_a_function_that_is_loaded_again_gets_a_new_worker(in_time):
     request = asleep(world)
     [old] = world.alive
     world.send(UnloadAsked("sleeper@1"))
-    assert not any(isinstance(each, LoadFinished) for each in world.send(LoadAsked("sleeper@1")))
+    for _ in range(2):
+        assert not any(isinstance(each, LoadFinished) for each in world.send(LoadAsked("sleeper@1")))
     assert [load.function for load in world.loads] == ["sleeper@1"]
     world.settle_processes()
     assert [each.error for each in world.log if isinstance(each, LoadFinished)] == [None]

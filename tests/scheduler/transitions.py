@@ -30,7 +30,6 @@ FUNCTION: dict[tuple[FunctionState, str], FunctionState] = {
     ("backoff", "over"): "asleep",
     ("backoff", "unload"): "unloaded",
     ("unloaded", "load"): "asleep",
-    ("unloaded", "load while a worker drains"): "awake",
 }
 
 BLOCKS: dict[tuple[BlocksState, str], BlocksState] = {
@@ -48,7 +47,6 @@ WORKER: dict[tuple[WorkerState, str], WorkerState] = {
     ("busy", "done"): "idle",
     ("busy", "drain"): "draining",
     ("busy", "stop"): "stopping",
-    ("draining", "load again"): "busy",
     ("draining", "stop"): "stopping",
 }
 

@@ -204,8 +204,9 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
 def _was_unloaded(worker: Worker, function: Function) -> bool:
     """Whether the function leaves the worker because it was unloaded, even if it is loaded again by now."""
     binding = worker.bound.get(function.spec.id)
-    drains_for_it = worker.drain is not None and worker.drain.why == UNLOADED
-    return drains_for_it or (binding is not None and binding.until is not None)
+    if binding is not None and binding.draining:
+        return binding.until is not None
+    return worker.drain is not None and worker.drain.why == UNLOADED
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:

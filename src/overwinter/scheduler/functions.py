@@ -54,14 +54,15 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
     if function is None:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
         return
-    was_unloaded, function.unloaded = function.unloaded, False
-    if was_unloaded:
+    if function.unloaded:
+        function.unloaded = False
         if function.fault:
             function.fault = ""
             families.use_profile(cycle, function.family, function.spec, forget=True)
         families.mark(cycle, function.family)
-    # A worker that still runs its requests has mapped blocks that the unload dropped: nothing counts or verifies them.
-    if function.is_ready and not was_unloaded:
+    # A worker that drains after an unload does not serve it again: it has mapped blocks that the unload dropped, which
+    # nothing counts or verifies.
+    if function.is_ready:
         cycle.actions.append(LoadFinished(id_))
     else:
         function.awaited = True

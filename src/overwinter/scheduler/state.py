@@ -247,12 +247,12 @@ class Function(msgspec.Struct, eq=False):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a worker that has it could run a request. A function of the pool needs only its loaded blocks."""
+        """Whether a worker that has it accepts its requests. A function of the pool needs only its loaded blocks."""
         if self.pool is not None:
             return self.loaded
         id_ = self.spec.id
         for worker in self.workers.values():
-            if worker.start is None and not worker.stopping and id_ not in worker.binds:
+            if worker.is_serving and id_ not in worker.binds and not worker.bound[id_].draining:
                 return True
         return False
 

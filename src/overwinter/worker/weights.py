@@ -127,5 +127,6 @@ def read_program(fd: int, nbytes: int, address: Address) -> bytes:
     """
     content = read_all(fd, nbytes)
     if address_of(content) != address:
-        raise StoreError("its program changed in memory: try again soon, or unload the function and load it")
+        remedy = "try again soon, or unload all functions with this program and load them"
+        raise StoreError(f"its program changed in memory: {remedy}")
     return content
