@@ -103,6 +103,26 @@ def test_the_files_of_blocks_are_known_while_a_bound_function_uses_them(function
         close_all(fds.values())
 
 
+def test_a_block_whose_file_was_dropped_is_handed_over_again(functions):
+    first, second, third = (functions[number].deployed for number in (0, 1, 3))
+    node = Bindings()
+    node.begin_first(first, first.bind_message())
+    node.answered(first.id)
+    shared = {address for address, _ in first.bind_message().blocks} & set(second.files())
+    before = node.lacking(second.bind_message())
+    node.mark_dropped(shared)
+    asked = second.bind_message()
+    assert {asked.blocks[number][0] for number in set(node.lacking(asked)) - set(before)} == shared
+    node.begin(second, asked, lambda failure: None)
+    node.answered(second.id)
+    assert not {third.bind_message().blocks[number][0] for number in node.lacking(third.bind_message())} & shared
+    node.mark_dropped(shared)
+    node.end(first.id)
+    node.end(second.id)
+    node.begin(first, first.bind_message(), lambda failure: None)
+    assert node.lacking(first.bind_message()) == []
+
+
 @settings(max_examples=40, deadline=None)
 @given(orders=st.lists(st.tuples(st.sampled_from(("bind", "unbind", "run")), st.integers(0, len(SEEDS) - 1))))
 def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, orders):

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from overwinter.core.ids import Address
 from overwinter.node.functions import DeployedFunction
@@ -22,6 +22,8 @@ class Bindings:
         self._functions: dict[str, DeployedFunction] = {}
         self._blocks: dict[str, tuple[Address, ...]] = {}
         self._users: Counter[Address] = Counter()
+        self._dropped: set[Address] = set()
+        """Its blocks whose files were dropped from a host store: they are handed over again for further functions."""
         self._inodes: dict[Address, int] = {}
         self.has_unbound = False
         """Whether it was instructed to unbind a function."""
@@ -33,8 +35,15 @@ class Bindings:
         return list(self._functions.values())
 
     def lacking(self, bind: Bind) -> list[int]:
-        """The indices of the function's blocks that the worker does not have."""
-        return [number for number, (address, _) in enumerate(bind.blocks) if address not in self._users]
+        """The indices of the function's blocks that the worker does not have, or has from files that were dropped: the
+        function would keep such a file, which nothing counts or verifies, as long as the worker lives.
+        """
+        numbered = enumerate(bind.blocks)
+        return [at for at, (address, _) in numbered if address not in self._users or address in self._dropped]
+
+    def mark_dropped(self, addresses: Collection[Address]) -> None:
+        """Record that the files of these blocks were dropped from a host store."""
+        self._dropped |= self._users.keys() & addresses
 
     @property
     def block_count(self) -> int:
@@ -61,6 +70,7 @@ class Bindings:
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])
+        self._dropped.difference_update(self._blocks[bind.function])
 
     def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback, fds: Sequence[int] = ()) -> None:
         """Record that the worker was instructed to bind a function; raise ValueError if it was already. `fds`:
@@ -95,4 +105,5 @@ class Bindings:
             self._users[address] -= 1
             if not self._users[address]:
                 del self._users[address]
+                self._dropped.discard(address)
                 self._inodes.pop(address, None)

@@ -104,6 +104,8 @@ class NodeEffects:
                 self._load_blocks(self._functions[function], operation)
             case Drop(addresses, store):
                 self._hosts.store(store).begin_drop(addresses)
+                self._processes.mark_dropped(set(addresses))
+                self.executors.mark_dropped(set(addresses))
                 if not self._processes.forks.closing:
                     # A host store that is closed removes its files itself.
                     self._processes.files.closing.run(self._hosts.removals.remove)

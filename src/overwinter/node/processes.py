@@ -1,13 +1,13 @@
 """The node's side of its workers: what they are forked for, what they are told and what they answer."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from overwinter.core.errors import WorkerError
-from overwinter.core.ids import FunctionId, WorkerId
+from overwinter.core.ids import Address, FunctionId, WorkerId
 from overwinter.node.ahead import AheadProcesses
 from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
@@ -196,6 +196,11 @@ class Processes:
     def workers(self) -> list[WorkerProcess]:
         """Return all workers that have not ended; some are not forked yet."""
         return list(self._workers.values())
+
+    def mark_dropped(self, addresses: Collection[Address]) -> None:
+        """Record that the files of these blocks were dropped from a host store."""
+        for process in self._workers.values():
+            process.bindings.mark_dropped(addresses)
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """Return the worker, if it exists."""
