@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from overwinter.core.ids import Address
 from overwinter.node.functions import DeployedFunction
@@ -41,7 +41,7 @@ class Bindings:
         numbered = enumerate(bind.blocks)
         return [at for at, (address, _) in numbered if address not in self._users or address in self._dropped]
 
-    def mark_dropped(self, addresses: Collection[Address]) -> None:
+    def mark_dropped(self, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
         self._dropped |= self._users.keys() & addresses
 

@@ -103,12 +103,7 @@ class NodeEffects:
             case LoadBlocks(function, operation):
                 self._load_blocks(self._functions[function], operation)
             case Drop(addresses, store):
-                self._hosts.store(store).begin_drop(addresses)
-                self._processes.mark_dropped(set(addresses))
-                self.executors.mark_dropped(set(addresses))
-                if not self._processes.forks.closing:
-                    # A host store that is closed removes its files itself.
-                    self._processes.files.closing.run(self._hosts.removals.remove)
+                self._drop(frozenset(addresses), store)
             case StartWorker():
                 self.worker_actions.start_worker(action)
             case ForkAhead(worker, function):
@@ -148,6 +143,15 @@ class NodeEffects:
             *self.worker_actions.kill_block_readers(store, address),
             *self.executors.kill_block_readers(store, address),
         ]
+
+    def _drop(self, addresses: frozenset[Address], store: StoreName) -> None:
+        """Drop blocks from a host store; further functions of a process that has mapped one get its next file."""
+        self._hosts.store(store).begin_drop(addresses)
+        self._processes.mark_dropped(addresses)
+        self.executors.mark_dropped(addresses)
+        if not self._processes.forks.closing:
+            # A host store that is closed removes its files itself.
+            self._processes.files.closing.run(self._hosts.removals.remove)
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         host = self._hosts.store(function.store)

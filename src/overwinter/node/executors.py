@@ -5,7 +5,7 @@ be unmapped for those of others. The scheduler decides what is on the device, bu
 executor has mapped.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -319,7 +319,7 @@ class Executors:
         if process.preparing is not None and process.preparing.function == function and not process.warms_up:
             self._prepared(process, interrupted=True)
 
-    def mark_dropped(self, addresses: Collection[Address]) -> None:
+    def mark_dropped(self, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
         for process in self._executors.values():
             process.bindings.mark_dropped(addresses)

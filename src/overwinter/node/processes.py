@@ -1,7 +1,7 @@
 """The node's side of its workers: what they are forked for, what they are told and what they answer."""
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -197,7 +197,7 @@ class Processes:
         """Return all workers that have not ended; some are not forked yet."""
         return list(self._workers.values())
 
-    def mark_dropped(self, addresses: Collection[Address]) -> None:
+    def mark_dropped(self, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
         for process in self._workers.values():
             process.bindings.mark_dropped(addresses)

@@ -1,5 +1,5 @@
-"""Assigns resources to waiting functions; those of devices with device_admission.py. Only work ahead of requests takes
-resources elsewhere (ahead.py, slices.py).
+"""Assigns resources to waiting functions (devices: device_admission.py). Only work ahead of requests takes resources
+elsewhere (ahead.py, slices.py).
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it

@@ -178,10 +178,9 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
 
 
 def begin_time_slice(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Let a worker that serves stay for a time slice when others wait for capacity, unless it has one."""
+    """Let a worker that is ready stay for a time slice when others wait for capacity."""
     ends = cycle.state.tenants[worker.tenant].time_slice_ends
-    if all(id_ != worker.id for _, id_ in ends):
-        heappush(ends, (cycle.now + time_slice_s(function), worker.id))
+    heappush(ends, (cycle.now + time_slice_s(function), worker.id))
     cycle.capacity_changed = True
 
 

@@ -235,9 +235,7 @@ class Function(msgspec.Struct, eq=False):
 
     @property
     def kept_since(self) -> float:
-        """When the keep-alive of its blocks began: at its last use, or when its blocks were last loaded ahead of a
-        request, whichever is later.
-        """
+        """When the keep-alive of its blocks began: at its last use, or at a later load ahead of requests."""
         return self.used_at if self.pool is None else max(self.used_at, self.pool.loaded_ahead_at)
 
     @property
