@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import LoadFinished, Reply, StopWorker
-from overwinter.core.events import LoadAsked, Removed, UnloadAsked
+from overwinter.core.events import Demoted, LoadAsked, Removed, UnloadAsked
 from tests.scheduler.world import World, spec
 
 DAY_S = 86_400.0
@@ -75,3 +75,90 @@ def test_a_function_that_is_loaded_again_gets_a_new_worker(in_time):
         assert "was unloaded" in world.answers[request].message
     world.settle_processes()
     assert old not in world.alive
+
+
+def reloaded(world: World, **settings) -> tuple[int, int]:
+    """Unload and load a function with a run in progress; return its old worker and its request."""
+    world.deploy(spec("sleeper", has_handler=True, blobs=(("s", 10),), **settings))
+    request = world.arrive("sleeper")
+    world.settle_processes()
+    [old] = world.alive
+    world.send(UnloadAsked("sleeper@1"))
+    world.send(LoadAsked("sleeper@1"))
+    return old, request
+
+
+def ended_loads(world: World) -> list[str | None]:
+    return [each.error for each in world.log if isinstance(each, LoadFinished)]
+
+
+def test_a_load_waits_for_the_new_worker_if_the_old_one_dies():
+    world = World(cores=2)
+    old, request = reloaded(world, timeout_s=DAY_S)
+    world.die(old)
+    assert ended_loads(world) == []
+    world.settle()
+    assert ended_loads(world) == [None]
+    assert isinstance(world.answers[request], Reply)
+
+
+def test_a_load_waits_for_the_new_worker_if_the_old_one_hangs():
+    world = World(cores=2)
+    old, request = reloaded(world, timeout_s=1.0)
+    while not any(isinstance(each, StopWorker) for each in world.log):
+        world.ring()
+    assert world.now < DRAIN_TIMEOUT_S
+    assert (world.answers[request].error, ended_loads(world)) == ("DeadlineError", [])
+    world.settle_processes()
+    assert old not in world.alive
+    assert ended_loads(world) == [None]
+
+
+def test_a_bind_that_ends_in_a_worker_that_the_function_leaves_answers_no_load():
+    world = World(cores=2)
+    for name in ("f", "g"):
+        world.deploy(spec(name, family="pair", concurrency=2, timeout_s=DAY_S, has_handler=True, blobs=((name, 10),)))
+    world.arrive("g")
+    world.settle_processes()
+    [old] = world.alive
+    world.arrive("f")
+    world.load_blocks()
+    [bind] = world.binding
+    assert (bind.worker, bind.function) == (old, "f@1")
+    for id_ in ("g@1", "f@1"):
+        world.send(UnloadAsked(id_))
+    world.send(LoadAsked("f@1"))
+    world.bind()
+    assert ended_loads(world) == []
+    world.settle_processes()
+    assert ended_loads(world) == [None]
+    assert world.alive != {old}
+
+
+def test_requests_do_not_wait_for_the_old_worker_if_the_new_one_dies():
+    world = World(cores=2)
+    old, _ = reloaded(world, timeout_s=DAY_S)
+    world.settle_processes()
+    [new] = world.alive - {old}
+    world.die(new)
+    later = world.arrive("sleeper")
+    while not world.starting:
+        world.ring()
+    assert world.now < DRAIN_TIMEOUT_S
+    world.settle_processes()
+    assert any(later in run.requests for run in world.running.values())
+
+
+def test_a_worker_that_used_too_much_time_leaves_an_unloaded_function():
+    """The function may be loaded again at once, and the reason of the first drain no longer counts."""
+    world = World(cores=2)
+    request = asleep(world)
+    [old] = world.alive
+    world.send(Demoted(old))
+    world.send(UnloadAsked("sleeper@1"))
+    world.send(LoadAsked("sleeper@1"))
+    world.settle_processes()
+    world.now += DRAIN_TIMEOUT_S
+    world.ring()
+    assert world.answers[request].error == "OverloadedError"
+    assert "was unloaded" in world.answers[request].message

@@ -23,6 +23,7 @@ from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import (
     OVERDUE,
     UNKNOWN_S,
+    UNLOADED,
     count_bytes,
     drain,
     end,
@@ -206,6 +207,14 @@ def stop_using(
     if until is not None:
         cycle.timers.arm(worker.id, until)
     unbind_if_done(cycle, worker, binding, marks)
+
+
+def was_unloaded(worker: Worker, function: Function) -> bool:
+    """Whether the function leaves the worker because it was unloaded, even if it is loaded again by now."""
+    binding = worker.bound.get(function.spec.id)
+    if binding is not None and binding.draining:
+        return binding.until is not None
+    return worker.drain is not None and worker.drain.why == UNLOADED
 
 
 def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding, marks: bool = True) -> None:

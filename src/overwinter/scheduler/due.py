@@ -13,9 +13,9 @@ from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, device_order, executors, families, functions, homes, shared_runs, worker_exits
 from overwinter.scheduler.admission import start_workers
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
-from overwinter.scheduler.binding import unbind_unused
+from overwinter.scheduler.binding import unbind_unused, was_unloaded
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import UNLOADED, end_overdue, end_run, stop, watch_deadlines
+from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import end_keep_alive_of_blocks, idle_until, outlasts_keep_alive
 from overwinter.scheduler.sizing import drain_surplus, end_period, next_to_start, scaling_text
@@ -185,7 +185,7 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
         error, why = "NotFoundError", f"function {id_} was removed"
     elif function.unloaded:
         error, why = why_unloaded(function)
-    elif _was_unloaded(worker, function):
+    elif was_unloaded(worker, function):
         error, why = "OverloadedError", f"function {id_} was unloaded"
     elif any(each.function.removed or each.function.unloaded for each in worker.bound.values()):
         error, why = "OverloadedError", f"another function in the worker of {id_} was removed or unloaded"
@@ -199,14 +199,6 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
                 message = f"{why}, and its run did not end within {config.drain_timeout_s:g} s"
                 refuse(cycle, request, error, message, config.retry_after_min_s)
     return still_open
-
-
-def _was_unloaded(worker: Worker, function: Function) -> bool:
-    """Whether the function leaves the worker because it was unloaded, even if it is loaded again by now."""
-    binding = worker.bound.get(function.spec.id)
-    if binding is not None and binding.draining:
-        return binding.until is not None
-    return worker.drain is not None and worker.drain.why == UNLOADED
 
 
 def _hung(cycle: Cycle, worker: Worker) -> None:
@@ -229,7 +221,8 @@ def _hung(cycle: Cycle, worker: Worker) -> None:
             if id_ in cycle.state.requests:
                 refuse(cycle, id_, "DeadlineError", f"function {name} hung and was stopped")
     stop(cycle, worker, kill=True)
-    for name, function in {each.spec.id: each for each in hung if not each.removed}.items():
+    at_fault = [each for each in hung if not each.removed and not was_unloaded(worker, each)]
+    for name, function in {each.spec.id: each for each in at_fault}.items():
         functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")
     for function in {each.spec.id: each for each in alone}.values():
         worker_exits.record_death(cycle, function)

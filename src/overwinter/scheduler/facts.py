@@ -52,7 +52,7 @@ from overwinter.scheduler import (
     worker_exits,
 )
 from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
-from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
+from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done, was_unloaded
 from overwinter.scheduler.blocks import drop_unused, end_load, missing_bytes, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
@@ -286,7 +286,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
         unbind_if_done(cycle, worker, binding)
     else:
         cycle.current = function.spec.id
-        if function.awaited:
+        if function.awaited and not was_unloaded(worker, function):
             functions.prove(cycle, function)
         cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
     _follow_up(cycle, worker, function)

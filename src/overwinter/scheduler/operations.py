@@ -160,10 +160,8 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
     """Give a worker no more work, and stop it when its operations have ended, or at `until`."""
     if worker.stopping:
         return
-    if worker.drain is None:
+    if worker.drain is None or worker.drain.until is None:
         worker.drain = Drain(why, until)
-    elif worker.drain.until is None:
-        worker.drain = Drain(worker.drain.why, until)
     draining = cycle.state.tenants[worker.tenant].draining_without_limit
     cycle.capacity_changed = True
     slots_changed(cycle, worker)

@@ -8,7 +8,7 @@ from math import inf
 import msgspec
 
 from overwinter.scheduler import shared_runs
-from overwinter.scheduler.binding import free_workers, worker_to_bind_in
+from overwinter.scheduler.binding import free_workers, was_unloaded, worker_to_bind_in
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import batching
 from overwinter.scheduler.policies.batching import Send, Step, Wait
@@ -133,7 +133,7 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
     eager, a core is free, no worker has a free slot, and the family's last request would wait longer than a wake takes
     and than the SLO of this function allows.
     """
-    workers, ready = function.usable_workers(), []
+    workers, ready = [each for each in function.usable_workers() if not was_unloaded(each, function)], []
     if len(workers) >= function.family.max_workers or function.is_starting:
         return False
     for worker in workers:

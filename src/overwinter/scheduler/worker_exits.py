@@ -9,7 +9,7 @@ from overwinter.core.events import WorkerExited
 from overwinter.scheduler import families, functions
 from overwinter.scheduler.answers import refuse, refuse_unloaded
 from overwinter.scheduler.backoff import may_retry
-from overwinter.scheduler.binding import stop_using
+from overwinter.scheduler.binding import stop_using, was_unloaded
 from overwinter.scheduler.blocks import release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_worker
@@ -32,8 +32,10 @@ def worker_exited(cycle: Cycle, event: WorkerExited) -> None:
         if function.removed:
             _refuse_removed(cycle, worker, function)
         else:
-            may_be_at_fault = not was_stopping and (id_ in at_work or not at_work)
-            was_binding = was_starting or id_ in worker.binds
+            # If it is loaded again after an unload, other workers serve it, and one of them proves the load.
+            stays = not was_unloaded(worker, function)
+            may_be_at_fault = stays and not was_stopping and (id_ in at_work or not at_work)
+            was_binding = stays and (was_starting or id_ in worker.binds)
             _lose_worker(cycle, function, worker, event, was_binding, may_be_at_fault)
     families.mark(cycle, worker.family)
 
