@@ -47,6 +47,12 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return sum(dict(_rows(f"/proc/{pid}/smaps_rollup")).get("Rss", 0) for pid in pids)
 
 
+def private_bytes(pids: Iterable[int]) -> int:
+    """Return the memory that these processes share with no other, of those that have not ended."""
+    rows = [dict(_rows(f"/proc/{pid}/smaps_rollup")) for pid in pids]
+    return sum(each.get("Private_Dirty", 0) + each.get("Private_Clean", 0) for each in rows)
+
+
 def descriptors(pids: Iterable[int]) -> int:
     """Return the open descriptors of the processes; those that have ended have none."""
     count = 0

@@ -18,8 +18,10 @@ Then, for as many rounds, the node is restarted:
 * cold: with the blocks in the host store, and nothing else of the family in memory: no worker, zygote or program.
 
 `kept` is the memory that the family still uses after its worker has ended, without its blocks: the increase of the
-anonymous PSS of all processes of the node except the daemon. Times are measured by the client over one open connection,
-with requests encoded in advance. Every answer of the node is compared with plain PyTorch's, bit for bit.
+anonymous PSS of all processes of the node except the daemon, without `ahead`. `ahead` is the memory of the tenant's
+workers forked ahead: they hold nothing of a function, and any function of the tenant can use them. Times are measured
+by the client over one open connection, with requests encoded in advance. Every answer of the node is compared with
+plain PyTorch's, bit for bit.
 """
 
 import argparse
@@ -42,8 +44,8 @@ from safetensors.torch import save_file
 
 from benchmarks import zoo
 from benchmarks.families import Family, as_tensors
-from benchmarks.measure import MIB, memory, print_result, spread_text
-from benchmarks.nodes import Node, forget_pages, running_node
+from benchmarks.measure import MIB, memory, print_result, private_bytes, spread_text
+from benchmarks.nodes import Node, forget_pages, is_ahead, running_node
 from benchmarks.wire import Connection, binary_request
 from examples import minilm, minilm_handler
 from overwinter.api.client import Client
@@ -90,7 +92,9 @@ class Subject:
         self.directory = directory
         self.times: Times = {kind: [] for kind in KINDS}
         self.kept: list[float] = []
-        """The bytes kept after each cold start."""
+        """The bytes kept after each cold start, without those of workers forked ahead."""
+        self.ahead: list[float] = []
+        """The bytes of the workers forked ahead for the tenant after each cold start."""
         family = FamilyWithHandler() if name == WITH_HANDLER else Family(name)
         with Client(node.url, tenant=name) as client:
             self.sibling = self._deployed(client, family, 1)
@@ -183,18 +187,25 @@ def measure_restarted(node: Node, subjects: list[Subject], runs: int, kind: str)
             for subject in subjects:
                 # The previous round must not leave a worker or a zygote busy.
                 node.wait_quiet()
-                before = held_bytes(node)
+                before, ahead_before = held_bytes(node), ahead_bytes(node)
                 subject.times[kind].append(subject.first_ms(connection, node, "disk" if kind == "disk" else "host"))
                 node.wait_workers(subject.name, 0)
                 node.wait_quiet()
                 if kind == "cold":
-                    subject.kept.append(held_bytes(node) - before)
+                    ahead = ahead_bytes(node) - ahead_before
+                    subject.ahead.append(ahead)
+                    subject.kept.append(held_bytes(node) - before - ahead)
         print(f"  {kind}: round {run + 1} of {runs}", file=sys.stderr)
 
 
 def held_bytes(node: Node) -> int:
     """Return the anonymous memory of all processes but the daemon."""
     return memory(node.pids()[1:]).anonymous
+
+
+def ahead_bytes(node: Node) -> int:
+    """Return the memory that only processes forked ahead use."""
+    return private_bytes(pid for pid in node.pids() if is_ahead(pid))
 
 
 def report(subjects: list[Subject], runs: int) -> None:
@@ -205,12 +216,12 @@ def report(subjects: list[Subject], runs: int) -> None:
     for subject in subjects:
         cells = (spread_text(subject.times[kind]) if subject.times[kind] else "-" for kind in KINDS)
         print(f"{subject.name:16}" + "".join(f"{cell:>24}" for cell in cells))
-    print(f"\n{'over warm':16}{'sibling':>10}{'wake':>10}{'cold':>10}{'disk':>10}{'kept MiB':>10}", end="")
+    print(f"\n{'over warm':16}{'sibling':>10}{'wake':>10}{'cold':>10}{'disk':>10}{'kept MiB':>10}{'ahead':>8}", end="")
     print(f"{'fresh/wake':>12}{'loaded/wake':>13}")
     ratios: dict[str, dict[str, float]] = {"fresh": {}, "loaded": {}}
     for subject in subjects:
         beyond = "".join(f"{subject.over_warm(kind):10.1f}" for kind in KINDS[1:5])
-        print(f"{subject.name:16}{beyond}{median(subject.kept) / MIB:10.1f}", end="")
+        print(f"{subject.name:16}{beyond}{median(subject.kept) / MIB:10.1f}{median(subject.ahead) / MIB:8.1f}", end="")
         for kind, ratio in ratios.items() if subject.name != WITH_HANDLER else ():
             ratio[subject.name] = median(subject.times[kind]) / median(subject.times["wake"])
             print(f"{ratio[subject.name]:12.1f}", end="")
@@ -225,6 +236,7 @@ def report(subjects: list[Subject], runs: int) -> None:
             "handler_over_warm_ms": handler_ms,
             "cold_over_warm_ms": over["cold"],
             "kept_mib": {each.name: max(0.0, median(each.kept) / MIB) for each in subjects},
+            "ahead_mib": {each.name: max(0.0, median(each.ahead) / MIB) for each in subjects},
             "disk_over_warm_ms": over["disk"],
             "fresh_over_wake": ratios["fresh"],
             "fresh_after_imports_over_wake": ratios["loaded"],
