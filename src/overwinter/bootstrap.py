@@ -197,7 +197,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         log(f"{scheduler.runs_max} concurrent runs are not possible: processes and descriptors allow {most}")
     return msgspec.structs.replace(
         scheduler,
-        devices=_grouped(config, log),
+        devices=_with_group_sizes(config, log),
         cores=scheduler.cores or len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes,
         workers_ahead=limits.workers_ahead(memory_bytes)
@@ -209,8 +209,10 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     )
 
 
-def _grouped(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConfig, ...]:
-    """Return the devices, with groups as measured on this machine."""
+def _with_group_sizes(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConfig, ...]:
+    """Return the devices. Where their link was measured on this machine, its best size of a transfer is the size of a
+    group of blocks.
+    """
     devices = config.scheduler.devices
     if not devices:
         return devices

@@ -1,4 +1,4 @@
-"""Work runs one piece after another, in turns of the callers."""
+"""Work runs one piece after another, round-robin by caller."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Requests that arrive together start in several iterations of the loop, in turns of their clients."""
+"""Requests that arrive together start in several iterations of the loop, round-robin by client."""
 
 import asyncio
 import time

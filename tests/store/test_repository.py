@@ -106,7 +106,7 @@ def test_missing_names_each_once_in_order(repository):
 
 def test_a_function_is_registered_when_its_blobs_are_there(repository):
     model = base()
-    with pytest.raises(ConflictError, match=r"blocks of 'base' are not in the repository: [0-9a-f]{64}"):
+    with pytest.raises(ConflictError, match=r"blobs of 'base' are not in the repository: [0-9a-f]{64}"):
         repository.register(model.manifest, now=5.0)
     assert repository.deployments() == []
     model.deploy(repository, now=6.0)

@@ -1,7 +1,7 @@
 """Bounds the memory of all requests together, and queues requests when it is used up.
 
 A request reserves the memory for its body before the body is read, and releases it when its answer is sent. A large
-request waits for memory, in turns of the callers. A small one never waits: all small ones together are bounded by the
+request waits for memory, round-robin by caller. A small one never waits: all small ones together are bounded by the
 number of connections. A part of the memory is for callers that hold little, so that a few others cannot use all of it.
 
 A caller is the tenant of a token, or without tokens a client's address.
@@ -26,7 +26,7 @@ RESERVED_SHARE = 1 / 4
 
 
 class _Queue:
-    """The reservations that wait, in turns of their callers."""
+    """The reservations that wait, round-robin by caller."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, dict[asyncio.Future[None], tuple[Reservation, int]]] = {}
@@ -86,7 +86,7 @@ class Budget:
             )
 
     def add(self, caller: str, nbytes: int) -> None:
-        """Change the reserved amount; waiting reservations get freed memory in turns of the callers."""
+        """Change the reserved amount; waiting reservations get freed memory round-robin by caller."""
         held = self.held_by.get(caller, 0) + nbytes
         self.held += nbytes
         self._held_by_little += self._if_little(held) - self._if_little(held - nbytes)

@@ -141,7 +141,7 @@ class Request(HTTPConnection):
         return body
 
     async def run(self, steps: Steps[T]) -> T:
-        """Run long work in steps, in turns of the callers."""
+        """Run long work in steps, round-robin by caller."""
         return await self.steps.run(self.reservation.caller, steps)
 
     async def reserve(self, nbytes: int) -> None:

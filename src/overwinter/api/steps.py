@@ -33,7 +33,7 @@ class StepRunner:
     def __init__(self) -> None:
         self._turns = FairLock()
         self.body_queue = FairQueue()
-        """The start of the work on complete request bodies: some in each iteration, in turns of the callers."""
+        """The start of the work on complete request bodies: some in each iteration, round-robin by caller."""
 
     async def run(self, caller: str, steps: Steps[T]) -> T:
         """Run all steps and return the result."""

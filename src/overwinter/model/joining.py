@@ -58,6 +58,7 @@ def batching(
     meter = ClosenessMeter(program, bound)
     for rows in shared:
         requests = [request(count, seed) for seed, count in enumerate(rows)]
+        several = f"{len(rows)} requests" if rows == most else f"requests of {' and '.join(map(str, rows))} rows"
         try:
             joined = _shared(answer, requests)
             fault = ""
@@ -67,9 +68,8 @@ def batching(
             for inputs, given in zip(requests, joined, strict=True):
                 fault = fault or meter.compare(answer(inputs), given)
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for what it was not made for
-            fault = str(error)
+            return Batching(f"{several} cannot run together: {error}")
         if fault:
-            several = f"{len(rows)} requests" if rows == most else f"requests of {' and '.join(map(str, rows))} rows"
             return Batching(f"{several} in one run get other outputs: {fault}")
     return Batching("", tuple(shared), meter.closeness())
 

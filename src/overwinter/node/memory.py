@@ -60,7 +60,7 @@ def _memory_of(permissions: bytes, pss: bytes, clean: bytes, dirty: bytes, anony
 
 
 def _pieces(smaps: int) -> Iterator[bytes]:
-    """Yield the text in pieces, each about whole mappings."""
+    """Yield the text in pieces that end with the last line of a mapping."""
     at, rest = 0, b""
     # A read at a position does not move that of others who use the descriptor.
     while data := os.pread(smaps, PIECE_BYTES, at):
@@ -90,8 +90,8 @@ def anonymous_bytes(pid: int) -> int | None:
 
 
 def excess_table_bytes(pid: int) -> int:
-    """Return the bytes of the process's page tables beyond the usual ones: a few pages far from each other take a
-    thousand times their size. Needs no privileges.
+    """Return the bytes of the process's page tables beyond the usual ones. A page far from all others needs a table of
+    its own, as large as the page, also if it is only read and counts nowhere else. Needs no privileges.
     """
     try:
         fd = os.open(f"/proc/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)

@@ -2,8 +2,8 @@
 workers.
 
 Each worker has its own pipe, so that no worker can block, fill or garble the output of others. A tenant may have
-hundreds of workers, so what the node does for all pipes together is bounded: the pipes are read some at a time, in
-turns of the tenants, and the lines are limited for each pipe, for each tenant and for all. Output waits in its pipe
+hundreds of workers, so what the node does for all pipes together is bounded: the pipes are read some at a time,
+round-robin by tenant, and the lines are limited for each pipe, for each tenant and for all. Output waits in its pipe
 until it is read; lines beyond a limit are counted and dropped.
 """
 

@@ -71,7 +71,7 @@ class Verifier:
         try:
             while True:
                 with faults.contained("blocks in memory"):
-                    await self._pass(HostStore.unverified, self._is_intact_if_new)
+                    await self._pass(HostStore.unverified, self._is_intact_if_unverified)
                     await self._pass(HostStore.resident, self._is_intact)
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -83,14 +83,14 @@ class Verifier:
         which: Callable[[HostStore], Iterable[Address]],
         check: Callable[[HostStore, Address], bool],
     ) -> None:
-        """Verify the selected blocks of all stores, and report damaged ones."""
+        """Verify the selected blocks of all stores, and kill the processes that may use a damaged one."""
         loop = asyncio.get_running_loop()
         for name, host in self._hosts.every().items():
             for address in list(which(host)):
                 if not await loop.run_in_executor(self._thread, check, host, address):
-                    self._report(name, address)
+                    self._kill_readers(name, address)
 
-    def _is_intact_if_new(self, host: HostStore, address: Address) -> bool:
+    def _is_intact_if_unverified(self, host: HostStore, address: Address) -> bool:
         """Verify a block that was not verified since the node started, without pauses while cores are idle."""
         # Another caller that needed the block may have verified it meanwhile.
         return not host.unverified([address]) or self._is_intact(host, address, self._pause_if_busy)
@@ -132,10 +132,10 @@ class Verifier:
     def _add_due_pause(self) -> None:
         self._due_pause_s += (clock.now() - self._begun) * (1 / self._share - 1)
 
-    def _report(self, name: StoreName, address: Address) -> None:
-        workers = self._kill_block_readers(name, address)
-        replaced = f"; replaced: {', '.join(workers)}" if workers else ""
-        self._log(f"block {address} changed in memory and is read from disk again{replaced}")
+    def _kill_readers(self, name: StoreName, address: Address) -> None:
+        killed = self._kill_block_readers(name, address)
+        names = f"; killed: {', '.join(killed)}" if killed else ""
+        self._log(f"block {address} changed in memory and is read from disk again{names}")
 
 
 def _lower_priority() -> None:

@@ -1,13 +1,13 @@
 """Binds functions in workers of their family, and unbinds them.
 
 A bind takes a slot of the worker and a core, as a run does. The memory that it is expected to add to the worker counts
-from its start until it has ended and the worker is measured. The estimate is the smoothed memory per bound function
-that the family's workers take beyond their needs, as far as the worker does not count for it already. If that memory is
-not free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory counts for the
-new one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If no function in
-the worker is idle, the function waits for a run in the worker to end, and in the queue for capacity for private memory,
-which other functions release as they do for a start. A bind that would not fit even if all other workers ended waits
-only for the run.
+from its start until it has ended and the worker is measured. The estimate is the smoothed memory that each bound
+function adds to the family's workers beyond their needs. What the worker already claims for it is subtracted. If that
+memory is not free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory
+counts for the new one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If
+no function in the worker is idle, the function waits until a run in the worker ends. It also joins the queue for
+capacity, where private memory is released for it as it is for the start of a worker. A bind that would not fit even if
+all other workers ended waits only for the run.
 
 An unbind takes no time, because the worker receives the message before any later one.
 """
@@ -158,9 +158,8 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
 
 def _why(function: Function, worker: Worker) -> str:
     others = len(worker.bound) - 1
-    has = (
-        f"worker {worker.id}, which has {others} {'other' if others == 1 else 'others'} of its family, has a free slot"
-    )
+    bound = f"{others} other {'function is' if others == 1 else 'functions are'} bound"
+    has = f"worker {worker.id}, in which {bound}, has a free slot"
     bind_s, wake_s = function.family.bind_s, function.latency.wake_s
     return f"{has}: a bind takes about {1e3 * bind_s:.1f} ms, a new worker {1e3 * wake_s:.0f}"
 
@@ -243,8 +242,8 @@ def forget(worker: Worker, function: Function) -> None:
 
 
 def unbind_unused(cycle: Cycle, worker: Worker) -> None:
-    """Unbind functions that have been idle for their keep-alive, if they have one, except the last function. A step
-    unbinds UNBOUND_MAX.
+    """Unbind functions that have been idle for their keep-alive, if they have one, except the last function. A call
+    unbinds at most UNBOUND_MAX.
     """
     before = staying = sum(not each.draining for each in worker.bound.values())
     least = max(1, before - UNBOUND_MAX)

@@ -1,15 +1,16 @@
 """The repository of deployed functions on disk.
 
     root/                       accessible to this user only
-      blocks/<aa>/<address>     sealed files, read-only; aa = the first two digits of the address
+      blocks/<aa>/<address>     the blobs: sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
       damaged/                  blocks whose bytes no longer match their address, kept for a while for inspection
       catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings, shares of traffic
       reserve                   space that a start and a removal need on a full disk
-      lock, turn                locked as shared while blocks must stay, exclusively while blocks are removed
+      lock                      locked as shared while blocks must stay, exclusively while blocks are removed
+      turn                      locked while a caller waits for `lock`, so that callers get it in order
 
-A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: blobs that it has not
-put itself are missing to it, even if another tenant has them. One file serves all tenants that hold a blob. Asking,
+A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: a blob is missing until
+the tenant has put it, even if another tenant has. One file serves all tenants that hold a blob. Asking,
 putting and registering renew the tenant's holdings, and `collect` keeps what was renewed within its grace period, so a
 deploy in progress never loses a block. Threads and processes may do all of this concurrently.
 """
@@ -82,18 +83,18 @@ class Repository:
         """Close the catalog."""
         self._catalog.close()
 
-    # Blocks
+    # Blobs
 
     def path(self, address: str) -> Path:
-        """The path at which a block lies if it exists; raises CallerError for an invalid `address`."""
+        """The path at which a blob lies if it exists; raises CallerError for an invalid `address`."""
         return Path(self._block_path(check_address(address)))
 
     def holds(self, address: Address) -> bool:
-        """Whether the block exists."""
+        """Whether the blob exists."""
         return os.path.exists(self._block_path(check_address(address)))
 
     def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
-        """Return the blocks, each once, that the tenant must send; the others are kept for the grace period."""
+        """Return the blobs, each once, that the tenant must send; the others are kept for the grace period."""
         wanted = dict.fromkeys(check_address(address) for address in addresses)
         # Without the lock, because this may wait for the catalog. A collection that begins later keeps these holdings,
         # and the lock waits for one that began before.
@@ -103,9 +104,9 @@ class Repository:
         return [address for address in wanted if address not in stored]
 
     def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
-        """Store a blob of the tenant, and return whether it was missing to this tenant. An existing blob is replaced by
-        an equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which
-        blobs exist. Raises CallerError when the body has another address, for instance because it was truncated, or
+        """Store a blob of the tenant, and return whether it is new to the tenant. An existing blob is replaced by an
+        equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which blobs
+        exist. Raises CallerError when the body has another address, for instance because it was truncated, or
         NoSpaceError.
         """
         with self.upload(tenant, address) as upload:
@@ -122,7 +123,7 @@ class Repository:
         return Upload(checked, Draft(self._incoming, checked), space, partial(self._admit, tenant, bounds))
 
     def open(self, address: Address) -> int:
-        """Open a read-only descriptor of the block; raise StoreError if it does not exist."""
+        """Open a read-only descriptor of the blob; raise StoreError if it does not exist."""
         try:
             return os.open(self._block_path(check_address(address)), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -170,7 +171,7 @@ class Repository:
     def register(self, manifest: Manifest, now: float, proven: bool = True) -> Deployment:
         """Register the next version of the function; `now` in seconds since 1970. A version that is not `proven` is
         removed at the next start of a node unless `prove` was called. Raises CallerError when the manifest is invalid
-        or gives a wrong size of a block; ConflictError, naming some, when the tenant has to send blocks; ForbiddenError
+        or gives a wrong size of a blob; ConflictError, naming some, when the tenant has to send blobs; ForbiddenError
         when the name belongs to another tenant.
         """
         encoded = encode_manifest(manifest)
@@ -187,12 +188,12 @@ class Repository:
         for blob in unequal:
             if not self.set_aside(blob.address):
                 raise CallerError(
-                    f"the manifest of {checked.name!r} gives block {blob.address} {blob.nbytes} bytes; "
+                    f"the manifest of {checked.name!r} gives blob {blob.address} {blob.nbytes} bytes; "
                     f"it has {self._nbytes(blob)}"
                 )
             absent.append(blob.address)
         raise ConflictError(
-            f"{len(absent)} blocks of {checked.name!r} are not in the repository: "
+            f"{len(absent)} blobs of {checked.name!r} are not in the repository: "
             f"{', '.join(absent[:NAMED_AT_MOST])}{', ...' if len(absent) > NAMED_AT_MOST else ''}; "
             f"upload them, then register again"
         )

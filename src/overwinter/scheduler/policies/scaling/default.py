@@ -14,7 +14,7 @@ each core. DTS is changed in three places:
   leaves less unserved is used.
 * Existing workers. Workers that were added one by one as the rate rose cost more than a set for the whole rate. If such
   a set costs at most REPLACE_AT of the existing and added workers, its missing workers are started, and the others are
-  stopped when those are ready. The set is chosen for a load in the middle between alpha and beta.
+  stopped at the next decision. The set is chosen for a load in the middle between alpha and beta.
 """
 
 from collections import Counter
