@@ -36,7 +36,7 @@ test: setup ## all tests but the slow ones
 test-slow: setup ## the slow tests
 	$(MAKE) $(PARTS) test-nodes test-systems test-processes test-others SLOW=1
 
-# The results of these tests depend on the user who runs them, because they start processes. All others only compute.
+# The results of these tests depend on the user who runs them, because they start processes. Most others only compute.
 test-machine: setup
 	$(MAKE) $(PARTS) test-nodes test-systems test-processes
 

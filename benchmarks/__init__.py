@@ -1,1 +1,1 @@
-"""Measures the speed, memory and correctness of Overwinter. Each file measures one claim and prints a RESULT line."""
+"""Measures the speed, memory and correctness of Overwinter. A benchmark measures one claim and prints a RESULT line."""

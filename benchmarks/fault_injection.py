@@ -142,7 +142,7 @@ def storage_fault(supervised: SupervisedNode, random: Random, flipped: Callable[
     with suppress(FileNotFoundError):
         if kind == "delete":
             if address_of(block.read_bytes()) != block.name:
-                # Workers that have mapped it go on with it, and the node cannot read it any more to find the change.
+                # Workers that have mapped it would go on with it, and the node could not read it to find the change.
                 return Fault(f"changed block in {place} kept")
             block.unlink()
         else:

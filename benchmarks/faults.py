@@ -3,10 +3,10 @@
 `python -m benchmarks.faults [--minutes N] [--seed N]` sends a continuous load to small models of three tenants, with
 and without handlers, one tenant's in its own host store. Workers end after one idle second. Meanwhile it injects
 faults, one of processes and one of storage at a time (`benchmarks/fault_injection.py`): SIGKILL and SIGSTOP of workers,
-zygotes and the daemon, which is then restarted; full memory and full disk, also at a start; deleted blocks and flipped
-bits in both, but no deletion of a block with a flipped bit; unloads, so that functions are loaded from disk again.
-Memory and disk are small tmpfs of the benchmark; without the right to mount, the faults that fill them are skipped with
-a message. If a block on disk is lost or damaged, its author deploys it again, as the error says.
+zygotes and the daemon, which is restarted after a SIGKILL; full memory and full disk, also at a start; deleted blocks
+and flipped bits in both, but no deletion of a block with a flipped bit; unloads, so that functions are loaded from disk
+again. Memory and disk are small tmpfs of the benchmark; without the right to mount, the faults that fill them are
+skipped with a message. If a block on disk is lost or damaged, its function is deployed again, as the error says.
 
 Every 200 is compared with plain PyTorch, bit for bit. Anything else must be a documented status with a message, unless
 the daemon was down. A request that takes longer than REQUEST_S counts as hung. A bit flipped in memory may affect

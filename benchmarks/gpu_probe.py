@@ -11,7 +11,8 @@
 * for each model, one request on the GPU: eager PyTorch, the program, and a CUDA graph of the program, with the
   microseconds that each call takes to start.
 
-The processes are started before this one uses the GPU, because a process that has used it cannot fork.
+The processes are started before this one uses the GPU, because the memory that they report would include this process's
+context.
 """
 
 import argparse
@@ -185,12 +186,12 @@ def measure_registration() -> tuple[int | None, dict[str, float]]:
     began = time.perf_counter()
     target.copy_(whole)
     figures["memcpy_gb_per_s"] = REGISTERED_BYTES / (time.perf_counter() - began) / 1e9
-    one = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     began = time.perf_counter()
     target.copy_(whole)
     figures["memcpy_one_thread_gb_per_s"] = REGISTERED_BYTES / (time.perf_counter() - began) / 1e9
-    torch.set_num_threads(one)
+    torch.set_num_threads(threads)
     for name, value in figures.items():
         print(f"{name:32}{value:10.3f}")
     del whole, kept, parts, target

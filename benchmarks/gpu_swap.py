@@ -241,7 +241,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error(f"PyTorch {torch.__version__} finds no GPU on this machine")
-    # As every device has it: eager PyTorch is to compute the same bits.
+    # Every CUDA device sets this too; eager PyTorch is to compute the same bits.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     models = [Model(name, torch.device("cuda", 0)) for name in options.models]
     figures: dict[str, Any] = {}

@@ -1,13 +1,14 @@
 """Simulates the cold-start ratio against the memory for idle workers, for each keep-alive rule (FaasCache's figure).
 
-There are functions of six kinds, each its own family. Their popularity follows Zipf's law, and they differ in the time
-of a wake and in the private memory of a worker. With `--traces`, requests follow recorded rates per minute, each row
-scaled by its function's popularity; without, they are Poisson. The memory of all workers is varied, as a share of the
-memory of one worker of each function. Host store and cores are unlimited, so that only the memory of workers is scarce.
+There are functions of six kinds, and each function is its own family. Their popularity follows Zipf's law, and they
+differ in the time of a wake and in the private memory of a worker. With `--traces`, requests follow recorded rates per
+minute, each row scaled by its function's popularity; without, they are Poisson. The memory of all workers is varied, as
+a share of the memory of one worker of each function. Host store and cores are unlimited, so that only the memory of
+workers is scarce.
 
 The rows are rules for keeping idle workers: `cost-aware` and `lru` keep them while there is memory; `fixed` for at most
-ten minutes; `histogram`, INFless's rule, for the 99th percentile of the idle times so far, at most an hour. When memory
-is needed, the last two evict as `lru` does. The first request of each function is cold under every rule.
+ten minutes; `histogram`, INFless's rule, for 1.1 times the 99th percentile of the idle times so far, at most an hour.
+When memory is needed, the last two evict as `lru` does. The first request of each function is cold under every rule.
 """
 
 import argparse

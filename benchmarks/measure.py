@@ -48,7 +48,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 
 def private_bytes(pids: Iterable[int]) -> int:
-    """Return the memory that these processes share with no other, of those that have not ended."""
+    """Return the sum of the memory that each of these processes shares with no other, without those that have ended."""
     rows = [dict(_rows(f"/proc/{pid}/smaps_rollup")) for pid in pids]
     return sum(each.get("Private_Dirty", 0) + each.get("Private_Clean", 0) for each in rows)
 

@@ -37,7 +37,7 @@ class Node:
         log: Path | None = None,
         python: str = sys.executable,
     ) -> None:
-        """Create it. Its output is appended to the file `log`, or joins the output of this process. `python` is the
+        """Create it. Its standard error is appended to the file `log`, or joins that of this process. `python` is the
         interpreter in whose environment Overwinter is installed.
         """
         self.data = data

@@ -1,4 +1,4 @@
-"""Fuzzes all operators that programs may call: out-of-bounds accesses, uninitialised memory and crashes.
+"""Fuzzes all operators that programs may call, to find out-of-bounds accesses, uninitialised memory and crashes.
 
 Each listed operator is called as in a worker, by a validated and compiled program, on tensors between guard pages, in
 forked processes with limits on memory and time. A call runs twice with different bytes in fresh memory: results that
@@ -164,7 +164,9 @@ def _content(result: object) -> tuple[object, ...]:
 
 
 def _in_child(valid: dict[str, list[OperatorCall]], seed: int, jobs: Sequence[tuple[str, int]]) -> list[str]:
-    """Return the results of the first of these calls, in order: as many as one child process survived."""
+    """Return the results of the first of these calls, in order: of those that one child process ran, including one that
+    ended it.
+    """
     with mmap.mmap(-1, len(jobs)) as kinds:
         kinds[:] = bytes([_UNKNOWN]) * len(jobs)
         pid = os.fork()

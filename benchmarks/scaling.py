@@ -1,12 +1,12 @@
 """Compares the memory of the greedy scaling algorithms, DTS and the default, with the integer program's.
 
-There are two sets of cases, from one seed. `random`: profiles of random models with 36 configurations each, as in the
-property tests. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at sequence
-length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory modelled
-as a runtime plus the activations of each concurrent request. A case is a rate, about 0.2 to 12 times the throughput of
-the largest worker, and an SLO, 2, 4 or 8 times the fastest run. A gap is the additional cost relative to the integer
-program's. `first` has the cases with a rate below the throughput of the largest worker, in which one worker is enough,
-as for most functions.
+There are two sets of cases, from one seed. `random`: profiles of random models like those of the property tests, with
+36 configurations each. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at
+sequence length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory
+modelled as a runtime plus the activations of each concurrent request. A case is a rate, about 0.2 to 12 times the
+throughput of the largest worker, and an SLO, 2, 4 or 8 times the fastest run. A gap is the additional cost relative to
+the integer program's. `first` has the cases with a rate below the throughput of the largest worker, in which one worker
+is enough, as for most functions.
 """
 
 import argparse

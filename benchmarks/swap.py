@@ -3,9 +3,9 @@
 `python -m benchmarks.swap [model ...]` compares a run of a resident model with runs that bring its blocks: all before
 the run, each weight by itself, in groups (of the measured elbow's size, the first ones smaller), and from another
 device. The control is the resident model while the same bytes are copied elsewhere, since the copies take caches and
-memory bandwidth of the CPU. Then two heavy models are brought at once over one switch, and a variant is brought to a
-device that has its sibling, and to one that has an unrelated model. All answers are compared with plain PyTorch, bit
-for bit.
+memory bandwidth of the CPU. Then a heavy model is brought to two devices at once, over two switches and over one, and a
+variant is brought to a device that has its sibling, and to one that has an unrelated model. All answers are compared
+with plain PyTorch, bit for bit.
 
 The links are models, slow enough that a transfer takes about as long as a run on one core of a CPU: 1 GB/s with 0.1 ms
 per transfer from the host, 4 GB/s with 0.02 ms from the other device.

@@ -134,7 +134,9 @@ def loaded_models(bases: Sequence[Base]) -> tuple[int, int]:
 
 
 def figures(bases: Sequence[Base], by_load: Sequence[LoadResult], slo_s: Sequence[float]) -> dict[str, Any]:
-    """Return the figures for RESULT: of the first load, and of the others under names that end in their load."""
+    """Return the figures for RESULT: of the first load, and of the others under names that end in their load; the peak
+    is that of all loads.
+    """
     first, *others = by_load
     loaded, weights = loaded_models(bases)
     found = {

@@ -18,7 +18,9 @@ HOUR_S = 3600.0
 RECORDED = MinuteCounts("torpor-alibaba-fc/samples.npy", minutes=30)
 """Its 30 full minutes twice; if there are more functions than rows, they begin at other minutes."""
 PER_S = 10.1 / 60
-"""The mean rate of a function in that recording, and in generated traffic."""
+"""The mean rate of a function in that recording, and in generated traffic except for bursty functions, which have three
+quarters of it.
+"""
 GENERATED: tuple[Workload, ...] = (
     Poisson(PER_S),
     Periodic(0.2 * PER_S, 1.8 * PER_S, 1200.0),

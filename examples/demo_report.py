@@ -79,8 +79,9 @@ def show_totals(
             table.add_row(title, _milliseconds(first), _milliseconds(median(seconds)), _share(median(seconds), first))
     _print(table)
     _print(
-        f"Overwinter keeps its daemon and {asleep.processes - 1} zygotes, {decimal(asleep.process_bytes)}, and each "
-        f"block once.\nSeparate processes: one was measured, {decimal(plain.empty_bytes)} with PyTorch imported and "
+        f"Overwinter keeps {asleep.processes} processes (its daemon, zygotes, and workers forked ahead), "
+        f"{decimal(asleep.process_bytes)}, and each block once.\n"
+        f"Separate processes: one was measured, {decimal(plain.empty_bytes)} with PyTorch imported and "
         f"{decimal(plain.loaded_bytes)} with MiniLM loaded;\nso {variants} times the latter and {count - variants} "
         "times the former. Pages of library files, which all processes share, are left out on both sides.\n"
         f"First answer: of the process from its start; of Overwinter the median of {len(wakes)} wakes and of "

@@ -34,7 +34,8 @@ class PNet(nn.Module):
             # 12 pixels give a single window, which an export with dynamic sizes would treat as a special case.
             torch._check(size > WINDOW, lambda: f"an image must be larger than {WINDOW} pixels")
         x = self.prelu1(self.conv1(image))
-        # Pooling with ceil_mode, as published, would branch on the size; one more row of -inf gives the same result.
+        # Pooling with ceil_mode, as published, would branch on the size; one more row and column of -inf give the same
+        # result.
         x = F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=float("-inf")), 2, 2)
         x = self.prelu2(self.conv2(x))
         x = self.prelu3(self.conv3(x))

@@ -52,7 +52,7 @@ def _propose(pixels: Array, call: Call) -> Array:
     found = [np.empty((0, 5))]
     moves = [np.empty((0, 4))]
     while min(height, width) * scale >= WINDOW:
-        small = _shrink(pixels, int(height * scale + 1), int(width * scale + 1))
+        small = _resize(pixels, int(height * scale + 1), int(width * scale + 1))
         answer = call("pnet", {"image": _normal(small[None])})
         scores = answer["scores"][0, 1]
         rows, columns = np.nonzero(scores >= PASS["pnet"])
@@ -91,20 +91,20 @@ def _square(boxes: Array) -> Array:
 
 
 def _crop(pixels: Array, boxes: Array, side: int) -> tuple[Array, Array]:
-    """Return the boxes inside the picture and their pixels, FP32 [n, 3, side, side]."""
+    """Return the boxes that overlap the picture, and their pixels in it, FP32 [n, 3, side, side]."""
     height, width = pixels.shape[1:]
     corners = np.trunc(boxes[:, :4]).astype(int)
     start = np.maximum(corners[:, :2], 1) - 1
     stop = np.minimum(corners[:, 2:], (width, height))
     inside = (stop > start).all(1)
     crops = [
-        _shrink(pixels[:, top:bottom, left:right], side, side)
+        _resize(pixels[:, top:bottom, left:right], side, side)
         for (left, top), (right, bottom) in zip(start[inside], stop[inside], strict=True)
     ]
     return boxes[inside], _normal(np.array(crops).reshape(-1, 3, side, side))
 
 
-def _shrink(pixels: Array, height: int, width: int) -> Array:
+def _resize(pixels: Array, height: int, width: int) -> Array:
     """Resize [3, h, w] so that each new pixel is the mean of the old pixels that it covers."""
     for axis, size in ((1, height), (2, width)):
         old = pixels.shape[axis]

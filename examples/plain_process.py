@@ -17,8 +17,8 @@ from examples.demo_node import own_bytes
 
 
 class PlainProcess(NamedTuple):
-    """The memory of a process before it loads the model and after its first answer, and the time from its start to that
-    answer.
+    """The memory of a process before it loads the model and after its first answer, and the time from its start to its
+    end, right after that answer.
     """
 
     empty_bytes: int
@@ -27,7 +27,7 @@ class PlainProcess(NamedTuple):
 
 
 def measure_plain_process(classifier: nn.Module, sentence: str) -> PlainProcess:
-    """Start a process for a classifier of examples/variants.py and wait until it has answered."""
+    """Start a process for a classifier of examples/variants.py and wait until it has answered and ended."""
     with tempfile.NamedTemporaryFile(suffix=".pt") as checkpoint:
         torch.save(classifier.state_dict(), checkpoint.name)
         command = [sys.executable, "-m", "examples.plain_process", checkpoint.name, sentence]

@@ -17,7 +17,7 @@ PENALTY = 0.1
 TASKS = Path(__file__).with_name("tasks.toml")
 
 
-class Question(msgspec.Struct, frozen=True):
+class LabelledSentence(msgspec.Struct, frozen=True):
     """A sentence that no head was trained on, and its class."""
 
     text: str
@@ -28,7 +28,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A classification task: sentences by class, and a sentence to classify."""
 
     classes: dict[str, list[str]]
-    held_out: Question
+    held_out: LabelledSentence
 
 
 class Classifier(nn.Module):

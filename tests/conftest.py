@@ -33,7 +33,7 @@ def pytest_collection_finish():
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Let a part of the tests without slow tests succeed when only slow tests run."""
+    """Let a run of only the slow tests succeed if its part of the tests contains none."""
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.option.markexpr == "slow":
         session.exitstatus = pytest.ExitCode.OK
 
@@ -55,7 +55,7 @@ def mistakes(monkeypatch):
 
 @pytest.fixture
 def no_zygotes(monkeypatch):
-    """Let nodes in this process start no zygote, which imports PyTorch, where no function runs."""
+    """Let nodes in this process start no zygote, which would import PyTorch; for tests in which no function runs."""
     monkeypatch.setattr(Processes, "start", lambda processes: None)
 
 

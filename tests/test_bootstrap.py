@@ -27,7 +27,7 @@ def test_a_tmpfs_with_room_lets_the_host_stores_hold_what_they_may_and_no_more(t
 
     async def scene() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
-            # The result of the first check has been logged by then.
+            # The result of the first check has been handled by then.
             await until(lambda: len(looks) > 1)
             assert (await node.telemetry.activity()).host_budget == 20 * MIB
 

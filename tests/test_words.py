@@ -146,7 +146,7 @@ def test_every_exception_is_needed():
     assert [beginning for beginning, words in RIGHT.items() if not words & needed[beginning]] == []
 
 
-def test_no_file_is_called_so():
+def test_no_file_name_has_a_retired_word():
     names = [str(path.relative_to(ROOT)) for path in TEXTS]
     assert [name for name in names if retired_in(name) - right_in(name)] == []
 

@@ -122,8 +122,8 @@ def grid(image: int) -> tuple[Tensor, Tensor]:
 
 
 class YOLOv8x(nn.Module):
-    """(batch, 3, image, image) images to corners and scores as `Head` gives them; `divisor` divides
-    the channels of all layers except the head.
+    """(batch, 3, image, image) images to corners and scores as `Head` gives them; `divisor` divides the channels of all
+    layers before the head.
     """
 
     def __init__(self, image: int = 640, classes: int = 80, divisor: int = 1) -> None:

@@ -1,9 +1,9 @@
 """Simulates AsyFunc's model-level scaling and its baselines under bursts: memory, cores and SLO violations.
 
-The six models of scenarios/asyfunc.toml are simulated one after the other, each alone on the machine, under every
-policy with the same arrivals. Memory is the mean over time of weights and private memory. CPU utility is the paper's:
-core seconds of runs divided by core seconds of live workers. A violation is a request that was not answered within the
-SLO, or was refused. Nothing here depends on the machine that runs the benchmark.
+Each of the six models of scenarios/asyfunc.toml is simulated alone on the machine, under every policy with the same
+arrivals. Memory is the mean over time of weights and private memory. CPU utility is the paper's: core seconds of runs
+divided by core seconds of live workers. A violation is a request that was not answered within the SLO, or was refused.
+Nothing here depends on the machine that runs the benchmark.
 
 MLS copies the weights for each worker and reads the rate every 10 s; Overwinter shares them and starts a worker as soon
 as requests wait. So both are also compared under equal conditions, over several seeds: MLS with the conditions of
@@ -121,7 +121,7 @@ HEAD = f"  {'policy':14}" + "".join(f"{title:>10}" for title in TITLES)
 
 
 def table(scenario: Scenario) -> dict[str, dict[str, Cell]]:
-    """Simulate every policy on every model, printed at once."""
+    """Simulate every policy on every model, and print a table for each model."""
     models = [function.name for function in scenario.functions]
     found = on_all_cores(simulated, [(scenario, model, policy) for policy in SIMULATED for model in models])
     cells = dict(zip(SIMULATED, by_model(found, models), strict=True))
@@ -140,10 +140,10 @@ def by_model(cells: Sequence[Cell], models: Sequence[str]) -> list[dict[str, Cel
     return [dict(zip(models, cells[at : at + len(models)], strict=True)) for at in range(0, len(cells), len(models))]
 
 
-def figure_1(scenario: Scenario, begun: str) -> dict[str, Cell]:
+def figure_1(scenario: Scenario, where: str) -> dict[str, Cell]:
     """Print the comparison of predictors."""
     print(
-        f"\nfigure 1, {FIGURE_1_MODEL}, alpha {FIGURE_1_ALPHA:g} and beta {FIGURE_1_BETA:g}, workers in {begun}\n{HEAD}"
+        f"\nfigure 1, {FIGURE_1_MODEL}, alpha {FIGURE_1_ALPHA:g} and beta {FIGURE_1_BETA:g}, workers in {where}\n{HEAD}"
     )
     found = on_all_cores(
         simulated, [(scenario, FIGURE_1_MODEL, without_headroom(policy)) for policy in FIGURE_1_POLICIES]

@@ -1,6 +1,6 @@
 """`python -m benchmarks.fidelity [--only NAME] [--seed N] [--drawn N] [--table FILE] [--list]`.
 
-Architectures from `transformers` configurations and plain PyTorch, with small random weights, each through one real
+Small architectures from `transformers` configurations and plain PyTorch, with random weights, each through one real
 node: deployed over HTTP, called at several sizes and by many clients at once, and compared with eager PyTorch. The last
 ones are drawn by the seed from the model types of `transformers` that the others lack. Each is examined in a process
 forked for it, which bounds the memory and what one model can disturb.

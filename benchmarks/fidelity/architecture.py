@@ -54,7 +54,9 @@ class Architecture(NamedTuple):
         return module.requires_grad_(False)
 
     def reference(self, seed: int) -> Callable[..., Any]:
-        """Return what is compared with the node, by input name: the module, or the module in its file."""
+        """Return what is compared with the node, to be called with inputs by name: the module, or the module in its
+        file.
+        """
         module = self.build(seed)
         if self.saved is None:
             return module
@@ -128,7 +130,7 @@ def tokens(*shape: int | str, low: int = 3, high: int = VOCABULARY) -> Field:
 
 def mask(*shape: int | str, dtype: torch.dtype = torch.int64) -> Field:
     """Return an input that is a mask, 1 for tokens and 0 for padding: each row ends in padding of random length, at
-    most half of it.
+    most half of the row.
     """
 
     def make(sizes: list[int], generator: Generator) -> Tensor:

@@ -96,7 +96,7 @@ def _architecture(
 
 
 def _model_class(kind: str) -> Any:
-    """Return the bare model of a type, or any model that a task has of it."""
+    """Return the class of the bare model of a type; without one, a class of the type for some task."""
     import transformers
     from transformers.models.auto import modeling_auto
 

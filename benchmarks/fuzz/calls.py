@@ -25,7 +25,7 @@ STEPS = 12
 """The steps of one try."""
 STOPPED_S = 0.3
 TIMEOUT_S = 5.0
-"""The timeout of every function: by then it has answered, or was refused."""
+"""The timeout of every function: by then a request is answered or refused."""
 PATIENCE_S = 30.0
 """Longer than a worker may take to start (`START_S` of `__main__`) plus a request."""
 REFUSED = (409, 429, 500, 503, 504, 507)

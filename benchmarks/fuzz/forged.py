@@ -37,7 +37,7 @@ class Forged:
             settings = {"timeout_s": 1.5, "memory_mib": 512, "device": device}
             self._functions.deploy(client, forging, handler=forger, tenant="forgers", **settings)
             self._functions.deploy(client, honest, 11.0, tenant="forgers", device=device)
-        self._descriptors = self._open()
+        self._descriptors = self._open_descriptors()
 
     def run(self, case: str, rng: Random) -> None:
         port = self._attacked.port
@@ -47,11 +47,11 @@ class Forged:
         reply = judged(self._attacked, exchange(port, infer_request(honest)))
         if reply is not None and reply.status == 200 and reply.tensors != right(11.0):
             self._attacked.tally.add("wrong", f"the function beside it answers {reply.tensors.hex()}")
-        kept = self._open()
+        kept = self._open_descriptors()
         if kept > self._descriptors + DESCRIPTORS_MAX:
             self._attacked.tally.add("outside_writes", f"the daemon keeps {kept - self._descriptors} more descriptors")
             self._descriptors = kept
 
-    def _open(self) -> int:
+    def _open_descriptors(self) -> int:
         process = self._attacked.node.process
         return 0 if process is None else len(os.listdir(f"/proc/{process.pid}/fd"))

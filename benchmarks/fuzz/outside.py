@@ -234,7 +234,7 @@ class Outside:
             ignoring_errors(lambda: self._attacked.node.client.for_tenant("intruder").remove("intruder-pipe"))
 
     def _outliving_the_daemon(self) -> None:
-        """Kill the daemon; nothing of the node may stay, whatever its workers did before."""
+        """Kill the daemon; no process of the node may stay, whatever its workers did before."""
         what = json.dumps({"way": "outlive", "seconds": STAYS_S, **self._outside()})
         with connect(self._attacked.port) as end:
             end.sendall(order_request("spy", what))
@@ -260,7 +260,7 @@ class Outside:
         self._attacked.restart()
 
     def _left_over(self) -> None:
-        """Check that nothing of a removed function stays."""
+        """Check that the worker of a removed function ends."""
         client = self._attacked.node.client
         self._functions.deploy(
             client, "guest", handler=source("kernel", "named"), tenant="guests", memory_mib=512, keep_alive_s=600.0

@@ -119,5 +119,5 @@ def _mutant(content: bytes, case: str, rng: Random) -> bytes:
     try:
         return msgspec.msgpack.encode(parts)
     except (OverflowError, ValueError, TypeError, RecursionError):
-        # msgpack has no such number, so its bytes are changed instead.
+        # msgpack cannot encode the mutant, so bytes of the original are changed instead.
         return mutation.content(content, rng)

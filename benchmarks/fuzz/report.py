@@ -16,7 +16,9 @@ SLOWEST_SHOWN = 8
 
 
 def longest(records: Sequence[Record], past_tries: Sequence[Try], what: str) -> dict[str, tuple[float, str]]:
-    """Return the longest time by kind, and the case in progress; starts of the node are excluded."""
+    """Return the longest time by kind, and the case in progress; requests sent between two tries, as while the node
+    restarts, are excluded.
+    """
     worst: dict[str, tuple[float, str]] = {}
     for each in records:
         if each.what != what or each.outcome == "asked":

@@ -72,7 +72,7 @@ class Requests:
             self._attacked.tally.add("wrong", f"{values} became {reply.body[:200]!r}")
 
     def _send(self, parts: connections.Parts) -> None:
-        """Send as long as the node accepts it, and read the answer; no answer to an invalid request is acceptable."""
+        """Send as long as the node accepts it, and read the answer; an invalid request may remain unanswered."""
         until = time.monotonic() + SENDING_S
         with connect(self._attacked.port, SENDING_S) as end:
             try:

@@ -138,11 +138,11 @@ class AttackedNode:
         self.on_empty: list[Callable[[], None]] = []
         """Called after the node was started on empty data."""
         self.expects_death = False
-        """Whether the current try itself kills zygotes or the daemon."""
+        """Whether the daemon or the base zygote may end in the current try without counting as a crash."""
         self.restarts: list[tuple[float, float]] = []
         """The periods without a node, on the system's monotonic clock."""
         self.said: list[bytes] = []
-        """The log lines since the last check."""
+        """The log lines that the last check read."""
 
     @property
     def port(self) -> int:
@@ -262,7 +262,7 @@ class AttackedNode:
             timer.cancel()
 
     def _still_runs(self) -> bool:
-        """Whether it still runs a moment later: some end as soon as they read their old data."""
+        """Whether the daemon still runs a moment later: it may end as soon as it reads its old data."""
         assert self.node.process is not None
         for _ in range(10):
             time.sleep(0.1)

@@ -132,7 +132,9 @@ class OutsideObjects:
                 self.reached.append(what)
 
     def changed(self, pids: Collection[int]) -> list[str]:
-        """Return what has changed since the last check, also by these processes; then restore it."""
+        """Return what has changed since the last check, and the System V objects that these processes left; then
+        restore it.
+        """
         changes, self.reached = [f"reached {what}" for what in self.reached], []
         if self.writable.read_text() != "untouched":
             changes.append("wrote to a file")

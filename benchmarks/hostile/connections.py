@@ -110,7 +110,7 @@ def noise(rng: Random) -> Parts:
 
 
 def slow(rng: Random) -> Parts:
-    """Send a request byte by byte that never completes."""
+    """Send, byte by byte, a request that never completes."""
     for byte in WHOLE[: rng.randint(5, 30)]:
         time.sleep(SLOW_S)
         yield bytes([byte])

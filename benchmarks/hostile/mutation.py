@@ -33,7 +33,7 @@ def tree(value: Any, rng: Random) -> Any:
             return rng.choice((*NUMBERS, *TEXTS, *OTHERS))
         holder, key = rng.choice(places)
         change = rng.choice((_replace, _replace, _nudge, _drop, _double, _exchange, _wrap))
-        # The value is already too deep.
+        # A change fails if the value is already too deep.
         with suppress(RecursionError):
             change(mutant, holder, key, rng)
     return mutant

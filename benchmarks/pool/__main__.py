@@ -9,7 +9,8 @@ simulator compared with null devices (`simulated`). `--soak` instead runs functi
 for this long.
 
 The devices compute on the CPU, so their number does not add computing power, and the loads are chosen for two cores.
-Every answer is compared with plain PyTorch's, bit for bit, except those of null devices.
+Every answer over HTTP is compared with plain PyTorch's, bit for bit, except those of null devices; `dispatch` and
+`executor-start` compare the outputs of their own runs with each other.
 """
 
 import argparse

@@ -18,7 +18,7 @@ OFTEN_FACTOR = 8
 """Requests that do not wait for earlier ones come this many times as often."""
 SLICES = 3
 STEP_BYTES = 4 << 20
-"""Devices have a multiple of it, because a part of a partition is of no use."""
+"""Devices have a multiple of it, of which they use whole partitions."""
 
 
 def measure(

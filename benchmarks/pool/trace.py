@@ -2,7 +2,7 @@
 
 The devices hold a part of them. With content sharing the variants of a family have a head of their own, as fine-tuned
 ones; without, they have the same sizes and differ in every weight, so that no block is shared. Both get the same
-requests, on a node of its own. `moved_share`: the bytes brought to devices with sharing over those without.
+requests, each on a node of its own. `moved_share`: the bytes brought to devices with sharing over those without.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ that time, in the row of the attack that caused it.
 
 Latency counts from the planned time of a request. A refused, lost or wrong answer does not attain the SLO, and counts
 with the client's timeout in the p99. The limit of memory is the configured one (private memory of workers, host store,
-requests) plus the memory of daemon and zygotes, which is measured during `calm`.
+requests) plus the memory of daemon and zygotes, which is measured before the first request.
 """
 
 import argparse
@@ -49,7 +49,7 @@ CHECK_INTERVAL_S = 0.2
 START_S = 60.0
 END_S = 10.0
 SLACK = 4.0
-"""The requests continue for this multiple of the planned time, because some attacks take long to end."""
+"""Requests are planned for this multiple of the time, because some attacks take long to end."""
 
 
 class Phase(NamedTuple):
@@ -256,7 +256,7 @@ def main() -> None:
         base = process_bytes(found.node.own_pids())
         peak_memory = PeakMemory(found.node)
         attackers = AttackerProcess(found, options.seed, well_behaved.names)
-        # Restarts of the node take part of the time, and count for the tenant.
+        # Restarts of the node take part of the time, and the tenant's figures include them.
         planned_s = WARM_S + SLACK * seconds
         plan = Plan(
             well_behaved.targets,

@@ -108,7 +108,7 @@ def settings(attackers: Attackers) -> Steps:
             for value in (5e-324, 1, *LARGE):
                 manifest = attackers.functions.package("extreme", tenant="siege-0")
                 with suppress(Exception):
-                    # The client refuses this manifest, so the fuzz benchmark sends it in another way.
+                    # The client refuses some of these settings; the fuzz benchmark sends them in another way.
                     manifest = attackers.functions.package("extreme", tenant="siege-0", **{name: value})
                 if attackers.deploy(manifest):
                     path = "/overwinter/v1/functions/extreme/profile"
@@ -163,7 +163,7 @@ def half_open(attackers: Attackers) -> Steps:
 
 
 def dripping(attackers: Attackers) -> Steps:
-    """Upload more blocks than the node has threads, one byte at a time."""
+    """Upload more blocks than the node has threads for the disk, one byte at a time."""
     with ExitStack() as held:
         ends = []
         for _ in range(24):

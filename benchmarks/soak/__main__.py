@@ -16,11 +16,11 @@ each of them while nothing else happens, and removes all. The first round is the
 caches. The reference is the idle node after it: no function is deployed, so only the daemon and its base zygote run.
 The node is measured again after each round.
 
-A refusal is explained if its reason was true: its function was removed or updated (404) or unloaded (503), it failed in
-every attempt and a process was killed shortly before or meanwhile (500), it could not be answered within its SLO and
-its function refuses late requests (503), or it had no answer within its timeout while all cores of the node were
-claimed (504). Any other refusal counts as lost. So do a request without an answer, and a change that the node refuses
-without a kill. `requests` in the result counts refused changes too.
+A refusal is explained if its reason was true: the function was removed or updated (404) or unloaded (503), the request
+failed in every attempt and a process was killed shortly before or meanwhile (500), it could not be answered within its
+SLO and the function refuses late requests (503), or it had no answer within its timeout while all cores of the node
+were claimed (504). Any other refusal counts as lost. So do a request without an answer, and a change that the node
+refuses without a kill. `requests` in the result counts refused changes too.
 
 At the end the benchmark reads the node's journal: what the scheduler did, whether it had a core free meanwhile, and
 that a replay gives the same actions.
@@ -58,13 +58,13 @@ BETWEEN_KILLS_S = (0.5, 4.0)
 ZYGOTES_SHARE = 0.2
 """The share of zygotes among the kills."""
 CHANGES_TO_ABSENT_SHARE = 0.5
-"""The share of changes for which a function is drawn from those not deployed or unloaded, if there is one; the others
-draw from all.
+"""The share of changes for which a function is drawn from those that are absent or unloaded, if there is one; the
+others draw from all.
 """
 VARYING = re.compile(r"(?<=@)\d+|\d+\.\d+")
 """The parts of messages that vary: versions and times."""
 UNDISTURBED_RATE = 20.0
-"""The requests per second when each function is called once more without faults."""
+"""The requests per second when, without faults, each function is called with each input."""
 RETRIES = 20
 UNNEEDED_S = "5"
 """Unneeded blocks leave the disk soon, because a soak has thousands."""

@@ -37,7 +37,7 @@ STEEPNESS = 3
 RATES_KEPT_S = 20.0
 """How long functions are called at the same rates."""
 BURST = 0.03
-"""The share of moments at which this many members of one family are called at once."""
+"""The share of moments at which BURST_SIZE requests to members of one family arrive at once."""
 BURST_SIZE = 8
 FACTOR_HANDLER = """
 def setup(assets):
@@ -75,15 +75,15 @@ CHANGES: dict[str, tuple[str, ...]] = {
 
 
 class Member:
-    """One function. Its versions have different heads, and with a handler a factor or a tokenizer of their own."""
+    """One function. Its versions have different heads. With a handler, it has a factor or a tokenizer of its own."""
 
     def __init__(self, family: Family, order: int, tenant: str, pool: bool) -> None:
         """Create it; `order`: its index within the family; `pool`: it runs on devices, without a handler."""
         self.name = f"{family.name}-{order:03}"
         self.tenant = tenant
         self.state: Literal["absent", "present", "unloaded"] = "absent"
-        late = order % OWN_EVERY == 1
-        self.history = History(may_be_late=not late)
+        refuses_late = order % OWN_EVERY == 1
+        self.history = History(may_be_late=not refuses_late)
         self.history.gone.begin()
         self._family = family
         self._handler = None if pool else HANDLERS.get(family.name)
@@ -97,7 +97,7 @@ class Member:
             "isolation": "function" if order % OWN_EVERY == 0 else "family",
             "device": "pool" if pool else "cpu",
         }
-        if late:
+        if refuses_late:
             self._settings |= {"slo_ms": SLO_MS, "late": "refuse"}
         self._version = 0
 

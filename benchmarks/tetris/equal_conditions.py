@@ -36,7 +36,7 @@ class Cell(NamedTuple):
     cores: tuple[float, ...]
     """The mean cores of all workers under the stable load."""
     violations: tuple[float, ...]
-    """The share of the requests under bursts."""
+    """The share of the requests under bursts that missed their SLO."""
 
 
 Cells = Mapping[str, Mapping[Contender, Cell]]

@@ -65,7 +65,7 @@ class Contention(NamedTuple):
     """The mean seconds until a model is loaded, when many load at the same moment."""
 
     absent: float
-    """With Overwinter, from the fork on; the blocks are not in memory."""
+    """With Overwinter, from the load request on; the blocks are not in memory."""
     present: float
     """With Overwinter; one function has the blocks."""
     plain: float
@@ -128,8 +128,8 @@ def measure_start(family: Family, runs: int = RUNS) -> Start:
 def prepare(node: Node, names: Sequence[str], present: Sequence[str], wanted: str, forget: bool) -> None:
     """Leave only the functions `present` in the host store, and wait.
 
-    Raise RuntimeError if `wanted` has a worker, or if the bytes that it lacks are not all where no function is present,
-    and fewer otherwise.
+    Raise RuntimeError if `wanted` has a worker, or if it lacks the wrong number of bytes: it must lack all if no
+    function is present, and fewer otherwise.
     """
     for name in names:
         node.client.unload(name)
@@ -155,7 +155,7 @@ def plain_files(family: Family, root: Path) -> tuple[Path, Path]:
 def load_at_once(
     model: str, files: tuple[Path, Path], count: int, before: Callable[[], None] | None = None
 ) -> list[Loaded]:
-    """Let this many plain processes load at the same moment; `before` is called just then."""
+    """Let this many plain processes load at the same moment; `before` is called just before that."""
     loaders = [Loader(model, *files) for _ in range(count)]
     if before is not None:
         before()

@@ -27,7 +27,7 @@ from overwinter.simulation.scenario import Scenario
 NODE = 160
 LIGHT = "densenet-201"
 HEAVY_MEMORY_SHARE = 0.6
-"""Of all models, Bert-qa's part in figure 12."""
+"""Bert-qa's share of the memory of all models in figure 12."""
 HEAVINESS_SCALE = 0.5
 SLOS_MS = (60, 70, 80)
 NODES = 6

@@ -210,8 +210,8 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
 
 
 def _with_group_sizes(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConfig, ...]:
-    """Return the devices. Where their link was measured on this machine, its best size of a transfer is the size of a
-    group of blocks.
+    """Return the devices. One with the default size of groups, whose link was measured on this machine, gets the
+    measured size.
     """
     devices = config.scheduler.devices
     if not devices:

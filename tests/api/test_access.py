@@ -82,7 +82,7 @@ def test_the_first_token_closes_the_node_also_for_connections_that_are_open(
         f"Bearer{300 * ' '}{{}}",
     ],
 )
-def test_a_request_without_a_valid_token_is_told_nothing_else(
+def test_a_request_without_a_valid_token_gets_the_same_401_on_any_path_but_health(
     served: Served, tokens: TokenFile, http: httpx.Client, said: str | None
 ) -> None:
     token = made(tokens, "default")
@@ -95,7 +95,7 @@ def test_a_request_without_a_valid_token_is_told_nothing_else(
 
 
 @pytest.mark.parametrize("scheme", ["Bearer ", "bearer ", "BEARER   "])
-def test_a_token_is_accepted_however_its_header_is_written(
+def test_the_scheme_of_a_token_may_be_in_any_case_and_several_spaces_may_follow(
     served: Served, tokens: TokenFile, http: httpx.Client, scheme: str
 ) -> None:
     token = made(tokens, "default")

@@ -83,7 +83,7 @@ def test_a_version_is_called_by_number(http: httpx.Client) -> None:
     assert http.post("/v2/models/add/versions/1/infer", json=ADD).json()["model_version"] == "1"
 
 
-def test_outputs_are_chosen_in_order(http: httpx.Client) -> None:
+def test_only_the_requested_outputs_are_returned(http: httpx.Client) -> None:
     answer = http.post("/v2/models/add/infer", json=ADD | {"outputs": [{"name": "difference"}]}).json()
     assert [output["name"] for output in answer["outputs"]] == ["difference"]
 
@@ -153,7 +153,7 @@ def test_a_body_in_several_chunks(http: httpx.Client) -> None:
         ("/v2/models/add/infer", 405, "does not take GET; it takes POST"),
     ],
 )
-def test_paths_that_lead_nowhere(http: httpx.Client, path: str, status: int, words: str) -> None:
+def test_an_unknown_path_or_method_gets_an_error(http: httpx.Client, path: str, status: int, words: str) -> None:
     answer = http.get(path)
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
     assert words in answer.json()["error"]
@@ -237,7 +237,7 @@ def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, mon
         gc.enable()
 
 
-def test_an_answer_is_held_until_it_is_read_and_its_reader_is_cut_off(tmp_path: Path) -> None:
+def test_an_unread_answer_holds_memory_until_its_client_is_cut_off(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(
         LIMITS, request_bytes_max=24 << 20, requests_bytes_max=256 << 20, stall_s=0.1, rate_min_bytes=1 << 30
     )
@@ -338,7 +338,7 @@ def test_load_with_a_configuration_is_refused(http: httpx.Client) -> None:
     assert (answer.status_code, "deploy" in answer.json()["error"]) == (400, True)
 
 
-def test_a_client_that_leaves_takes_its_request_with_it(served: Served) -> None:
+def test_the_request_of_a_client_that_disconnects_is_cancelled(served: Served) -> None:
     body = msgspec.json.encode(ECHO)
     with socket.create_connection(("127.0.0.1", served.port)) as leaving:
         leaving.sendall(

@@ -45,7 +45,7 @@ def test_numpy_there_and_back(dtype: str, order: str) -> None:
     assert (back == given[:, ::2]).all()
 
 
-def test_numpy_words_are_bytes() -> None:
+def test_numpy_strings_become_bytes() -> None:
     for array in (numpy.array(["é", "b"]), numpy.array(["é", "b"], dtype=object), numpy.array(["é".encode(), b"b"])):
         tensor = to_tensor("x", array, no_spec)
         assert (tensor.datatype, tensor.shape) == (BYTES, (2,))
@@ -103,7 +103,7 @@ def test_lists_that_are_no_tensor(value: object, datatype: str, words: str) -> N
         listed(value, datatype)
 
 
-def test_text_that_no_bytes_stand_for_is_refused() -> None:
+def test_text_that_is_not_valid_unicode_is_refused() -> None:
     with pytest.raises(CallerError, match="not valid Unicode"):
         to_tensor("words", ["\ud800"], lambda: TensorSpec("words", BYTES, (1,)))
 

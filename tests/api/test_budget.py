@@ -16,7 +16,7 @@ COUNT = int(RESERVED_SHARE / LITTLE_SHARE)
 
 
 def budget_of(unreserved: int, share: float, wait_s: float) -> Budget:
-    """Return a budget with `unreserved` bytes for any caller, of which one may hold `share`, and reserved ones."""
+    """Return a budget with reserved bytes, and `unreserved` bytes of which one caller may hold at most `share`."""
     nbytes, rest = divmod(unreserved, 3)
     assert not rest
     return Budget(4 * nbytes, share * (1 - RESERVED_SHARE), wait_s)
@@ -162,14 +162,14 @@ def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
     run(work())
 
 
-def test_a_request_behind_a_caller_without_a_share_is_served_first() -> None:
+def test_a_request_behind_one_whose_caller_holds_its_whole_share_is_served_first() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 0.5, 20.0)
         first, other = Reservation(budget, "a"), Reservation(budget, "c")
         await reserve(first, 2 * UNIT)
         await reserve(other, UNIT)
         async with asyncio.TaskGroup() as tasks:
-            # The memory would not suffice for it even if its caller had part of its share left.
+            # Neither its caller's share nor the free memory suffices for this request.
             waiting = tasks.create_task(reserve(Reservation(budget, "a"), 2 * UNIT))
             await asyncio.sleep(0)
             await reserve(Reservation(budget, "b"), UNIT)
@@ -234,7 +234,7 @@ def test_clients_take_turns() -> None:
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_only_the_first_of_a_client_is_looked_at(share: float) -> None:
+def test_only_the_first_waiting_request_of_a_client_is_looked_at(share: float) -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, share, 20.0)
         looks = budget.held_by = Looks()

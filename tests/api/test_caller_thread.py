@@ -10,7 +10,7 @@ from overwinter.core.ids import TenantId
 
 
 class Recorder:
-    """Records whose work runs, each a caller and a tenant; all wait until `go_on` is set."""
+    """Records for which caller and tenant each piece of work runs; a piece ends only after `go_on` is set."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []

@@ -42,11 +42,11 @@ def test_arrays_tensors_and_lists_give_the_same(client: Client) -> None:
         assert answer["difference"].dtype == numpy.int32
 
 
-def test_words(client: Client) -> None:
+def test_strings(client: Client) -> None:
     assert client.infer("reverse", {"text": ["stone", b"\xff\x00"]})["reversed"].tolist() == [b"enots", b"\x00\xff"]
 
 
-def test_halves(client: Client) -> None:
+def test_bfloat16(client: Client) -> None:
     given = torch.tensor([[0.5, -2.0]], dtype=torch.bfloat16)
     assert client.infer("echo-bf16", {"x": given})["y"].tolist() == [[0.5, -2.0]]
 
@@ -96,7 +96,7 @@ def test_a_deploy(client: Client, served: Served) -> None:
     assert served.node.repository.read(address) == program
 
 
-def test_errors_carry_the_nodes_words(client: Client) -> None:
+def test_errors_have_their_class_and_say_what_is_wrong(client: Client) -> None:
     with pytest.raises(NotFoundError, match="unknown function 'absent'"):
         client.infer("absent", {"x": numpy.zeros(1)})
     with pytest.raises(CallerError, match="'b' is missing"):

@@ -92,7 +92,7 @@ class Waiting:
 
 
 def opened(most: int, here: str, what: str = "idle") -> tuple[Connections, list[Waiting]]:
-    """All of a server's connections, one for each letter, which names its client."""
+    """Return a server's connections: one for each letter of `here`, which is the name of the client."""
     connections = Connections(msgspec.structs.replace(LIMITS, connections_max=most))
     made = [Waiting(client, what) for client in here]
     for each in made:
@@ -125,7 +125,7 @@ def test_a_client_without_a_connection_that_can_be_closed_is_passed_over() -> No
     assert [each.open for each in here] == [True] * 5 + [False]
 
 
-def test_only_clients_with_many_connections_lose_them_after_an_answer() -> None:
+def test_near_the_limit_a_client_with_about_the_average_of_connections_or_more_is_crowded() -> None:
     connections, _ = opened(8, "aaaaaab")
     assert not connections.is_crowded("a")
     assert connections.admit(Waiting("b"))

@@ -46,7 +46,7 @@ def test_outputs_must_exist() -> None:
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16"])
-def test_halves_are_refused_as_json_before_anything_runs(datatype: str) -> None:
+def test_outputs_of_16_bit_floats_are_refused_as_json(datatype: str) -> None:
     specs = [TensorSpec("y", datatype, (1,))]
     check_outputs({}, True, specs)
     check_outputs({"y": True}, False, specs)
@@ -78,7 +78,7 @@ def test_a_raw_body_of_bytes_is_one_element() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 70_000])
-def test_a_long_raw_body_of_bytes_is_not_copied(nbytes: int) -> None:
+def test_a_raw_body_of_bytes_is_not_copied(nbytes: int) -> None:
     gathered = Gathered(nbytes)
     gathered.add(bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256))
     body = gathered.view()
@@ -105,6 +105,6 @@ def test_a_long_raw_body_of_bytes_is_not_copied(nbytes: int) -> None:
         ((TensorSpec("x", "FP32", (4,)),), "needs 16 bytes, got 10"),
     ],
 )
-def test_a_raw_body_that_says_too_little(specs: tuple[TensorSpec, ...], words: str) -> None:
+def test_a_raw_body_that_does_not_fit_the_inputs(specs: tuple[TensorSpec, ...], words: str) -> None:
     with pytest.raises(CallerError, match=words):
         raw_input(bytes(10), specs)

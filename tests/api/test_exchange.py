@@ -1,4 +1,4 @@
-"""A request reserves memory before its body is read, and waits for it only while its client stays."""
+"""A request reserves memory before its body is read, and waits for memory only while its client stays."""
 
 import asyncio
 from collections.abc import Callable

@@ -43,7 +43,7 @@ def test_slow_numbers_are_refused_before_a_manifest_or_a_pipeline_is_decoded(htt
         assert (answer.status_code, "exponents" in answer.json()["error"]) == (400, True)
 
 
-def test_a_manifest_as_msgpack_has_the_same_bounds() -> None:
+def test_slow_numbers_of_a_manifest_as_msgpack_are_counted() -> None:
     manifest = manifest_of("small", b"program", (spec("x", "FP32", "batch"),), (spec("y", "FP32", "batch"),))
     outputs = {str(number): Closeness(exact=False, difference=1e308) for number in range(SLOW_MAX + 1)}
     agreement = Agreement(sizes=(), bound=0.1, outputs=outputs, batching=Batching(obstacle=""))

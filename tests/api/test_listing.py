@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from overwinter.api.budget import Budget, Reservation
-from overwinter.api.listing import STEP_BYTES, STEP_COUNT, listed
+from overwinter.api.listing import STEP_BYTES, STEP_ITEMS, listed
 from overwinter.api.steps import finish
 from tests.api.fake_node import FUNCTIONS, LIMITS, serving
 
@@ -32,7 +32,7 @@ def test_a_step_encodes_a_few_items_and_reserves_their_memory() -> None:
     steps = listed(range(100), lambda each: results.append(each) or "x" * 100, reservation)
     before = 0
     for _ in steps:
-        assert len(results) - before <= STEP_COUNT
+        assert len(results) - before <= STEP_ITEMS
         before = len(results)
         assert reservation.nbytes >= 100 * len(results)
     assert len(results) == 100

@@ -1,5 +1,5 @@
-"""A request that is refused before the routes is answered as by a route, the audit log has failed and cancelled
-changes too, and no caller takes all slots.
+"""A request that is refused before the routes is answered as by a route. Changes that failed or were cancelled are in
+the audit log too. No caller takes all slots.
 """
 
 import asyncio

@@ -208,7 +208,7 @@ def test_an_answer_without_binary_is_json_alone() -> None:
     }
 
 
-def test_an_output_that_the_function_kept_to_itself() -> None:
+def test_an_output_that_the_function_did_not_return() -> None:
     body, _ = body_of([FLOATS], [False], outputs=[{"name": "h"}])
     with pytest.raises(WorkerError, match="'h'"):
         encode_reply("f", 1, [FLOATS], decode_request(body, None))
@@ -228,7 +228,7 @@ def test_an_output_that_the_function_kept_to_itself() -> None:
         b'{"inputs":[],"parameters":{' + b",".join(b'"p%d":{}' % n for n in range(100_000)) + b"}}",
     ],
 )  # fmt: skip
-def test_only_elements_make_a_request_long(text: bytes) -> None:
+def test_a_request_that_is_long_without_elements_is_refused(text: bytes) -> None:
     with pytest.raises(CallerError):
         decode_request(text, None)
 

@@ -99,7 +99,7 @@ def test_a_trailer_is_no_header(served: Served) -> None:
     head = b"POST /overwinter/v1/blocks/missing HTTP/1.1\r\nHost: x\r\nOverwinter-Tenant: b\r\n"
     body = b'Transfer-Encoding: chunked\r\n\r\n12\r\n{"addresses":  []}\r\n0\r\n'
     with connect(served) as client:
-        # The name of another tenant has no effect, just like this invalid one.
+        # An invalid name in a trailer has no effect, so the name of another tenant would have none.
         client.sendall(head + body + b"Overwinter-Tenant: NO NAME\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
@@ -117,7 +117,7 @@ def test_a_head_that_waits_is_not_too_slow(strict: Served) -> None:
         assert not strict.node.slow_cancelled.wait(1)
 
 
-def test_requests_ahead_are_answered_in_order(served: Served) -> None:
+def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     with connect(served) as eager:
         for number in range(300):
             eager.sendall(GET + b"X-Request-Id: number-%d\r\n\r\n" % number)
@@ -130,7 +130,7 @@ def test_requests_ahead_are_answered_in_order(served: Served) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET", GET, POST + b"Content-Length: 9\r\n\r\nabc"])
-def test_a_connection_that_sends_nothing_is_closed(strict: Served, sent: bytes) -> None:
+def test_a_connection_that_sends_nothing_more_is_closed(strict: Served, sent: bytes) -> None:
     with connect(strict) as slow:
         slow.sendall(sent)
         assert slow.recv(65536).startswith(b"HTTP/1.1 408")
@@ -194,7 +194,7 @@ def test_who_stands_still_makes_room(small: Served, sent: bytes) -> None:
         assert answer.startswith(b"HTTP/1.1 200")
 
 
-def test_the_longest_without_a_request_makes_room_for_others(small: Served) -> None:
+def test_a_connection_without_a_request_makes_room_for_another_client(small: Served) -> None:
     with ExitStack() as open_:
         for source in ("127.0.0.1", "127.0.0.2"):
             idle = [
@@ -255,13 +255,13 @@ def test_who_finds_no_room_reads_why_after_a_large_request(small: Served) -> Non
 
 
 @pytest.mark.parametrize("small", [0.01], indirect=True)
-def test_a_connection_that_waits_without_memory_is_closed(small: Served) -> None:
+def test_the_first_of_too_many_refused_connections_is_closed(small: Served) -> None:
     with ExitStack() as open_:
         slow_requests(small, open_, PLACES)
         away = [open_.enter_context(connect(small)) for _ in range(PLACES)]
         for client in away:
             assert client.recv(65536).startswith(b"HTTP/1.1 503")
-        # There are more than the limit: the first is closed before its timeout.
+        # More refused connections are open than the limit: the first is closed before its timeout.
         with pytest.raises(ConnectionError):
             send_until_it_is_closed(away[0])
 

@@ -1,4 +1,4 @@
-"""A rate limit allows its rate, and at once at most the amount of one second."""
+"""A rate limit allows its rate, and a burst of at most the events of one second, or of one event."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from overwinter.api.rates import Rate
 
 
 def passed(rate: Rate, at: float, tries: int) -> int:
-    return sum(rate.wait_s(at) == 0.0 for _ in range(tries))
+    return sum(rate.take(at) == 0.0 for _ in range(tries))
 
 
 def test_a_burst_is_a_second_s_worth_and_comes_back_with_time() -> None:
@@ -19,19 +19,19 @@ def test_a_burst_is_a_second_s_worth_and_comes_back_with_time() -> None:
 def test_a_request_after_its_retry_after_is_admitted() -> None:
     rate = Rate(4)
     assert passed(rate, 5.0, 10) == 4
-    wait = rate.wait_s(5.1)
+    wait = rate.take(5.1)
     assert wait == pytest.approx(0.15)
-    assert rate.wait_s(5.1 + wait + 1e-9) == 0.0
+    assert rate.take(5.1 + wait + 1e-9) == 0.0
 
 
 def test_less_than_one_a_second_still_lets_one_through() -> None:
     rate = Rate(0.5)
-    assert rate.wait_s(1.0) == 0.0
-    assert rate.wait_s(1.0) == pytest.approx(2.0)
-    assert rate.wait_s(3.0) == 0.0
+    assert rate.take(1.0) == 0.0
+    assert rate.take(1.0) == pytest.approx(2.0)
+    assert rate.take(3.0) == 0.0
 
 
-def test_a_clock_that_stands_still_gives_nothing() -> None:
+def test_a_clock_that_does_not_advance_gives_nothing() -> None:
     rate = Rate(1)
     assert passed(rate, 7.0, 100) == 1
     assert passed(rate, 6.0, 100) == 0

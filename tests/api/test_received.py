@@ -1,4 +1,4 @@
-"""Received data is parsed in steps, round-robin by client, and the next is read when there is room."""
+"""Received data is parsed in steps, round-robin by client, and more data is read when there is room."""
 
 import asyncio
 import socket

@@ -42,7 +42,7 @@ def test_one_slot_is_for_one_caller() -> None:
 
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.booleans(), st.sampled_from("abcd")), max_size=80))
-def test_a_caller_never_gets_more_than_are_free(most: int, steps: list[tuple[bool, str]]) -> None:
+def test_a_caller_gets_a_slot_only_while_it_holds_fewer_than_are_free(most: int, steps: list[tuple[bool, str]]) -> None:
     slots, taken = FairSlots(most), Counter[str]()
     for takes, caller in steps:
         if takes:

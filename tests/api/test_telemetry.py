@@ -92,13 +92,13 @@ def test_long_answers_count_for_the_memory_of_requests(tmp_path: Path) -> None:
         assert served.budget.held == 0
 
 
-def test_what_is_not_there_is_said(http: httpx.Client) -> None:
+def test_an_unknown_function_or_method_is_refused(http: httpx.Client) -> None:
     answer = http.get("/overwinter/v1/functions/none/explain")
     assert (answer.status_code, answer.json()) == (404, {"error": "no function 'none' here"})
     assert http.post("/metrics").status_code == 405
 
 
-def test_what_a_function_printed_is_its_tenants(http: httpx.Client) -> None:
+def test_what_a_function_printed_is_for_its_tenant_only(http: httpx.Client) -> None:
     asked = "/overwinter/v1/functions/add/logs"
     assert http.get(asked, headers={"overwinter-tenant": "default"}).status_code == 200
     assert http.get(asked, headers={"overwinter-tenant": "other"}).status_code == 403

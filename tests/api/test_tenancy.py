@@ -72,7 +72,7 @@ def test_text_without_names_is_not_searched_character_by_character(text: str) ->
     assert found == [b"acme.."]
 
 
-def test_a_name_that_somebody_else_took_inside_is_never_served(node: FakeNode) -> None:
+def test_a_tenant_does_not_reach_another_s_function_whose_name_begins_with_its_prefix(node: FakeNode) -> None:
     """This is possible where names with dots were deployed before there were tokens."""
     put(node, "squatter")
     squatted = msgspec.structs.replace(manifest_of("acme..f", PROGRAM, TAKES, TAKES), tenant="squatter")
@@ -89,7 +89,7 @@ def test_a_name_that_somebody_else_took_inside_is_never_served(node: FakeNode) -
     assert [view.name for view in TenantNode(node, "squatter", Quota()).functions()] == ["acme..f"]
 
 
-def test_a_name_is_as_long_as_the_node_can_keep(node: FakeNode) -> None:
+def test_a_name_may_be_as_long_as_the_node_can_keep(node: FakeNode) -> None:
     put(node, "acme")
     acme = TenantNode(node, "acme", Quota())
     most = NAME_MAX - len("acme..")

@@ -125,7 +125,7 @@ def test_names_in_metrics_are_converted_line_by_line_beside_the_loop() -> None:
     assert threading.get_ident() not in {thread for _, thread in told}
 
 
-def test_what_depends_on_others_is_left_out_under_the_name_that_it_has() -> None:
+def test_metrics_that_depend_on_others_are_documented_and_left_out() -> None:
     documented = METRICS.read_text()
     assert [name for name in HIDDEN_METRICS if f"`{name.decode()}" not in documented] == []
     text = b"".join(b'# TYPE %b gauge\n%b{function="mine"} 9.0\n' % (name, name) for name in HIDDEN_METRICS)
@@ -144,9 +144,9 @@ def function_activity(name: str) -> FunctionActivity:
     return FunctionActivity(**result, **numbers, name=name, exclusive_bytes=3)
 
 
-def test_of_the_activity_a_tenants_own_alone_is_converted() -> None:
+def test_only_a_tenants_own_activity_is_converted() -> None:
     mine = function_activity("mine")
-    # Only its tenant is read, so that no other conversion is possible.
+    # It lacks the other fields, so that a conversion would fail.
     theirs = SimpleNamespace(tenant="them", workers=(2,))
     workers = [
         FamilyWorker(worker=id_, family="mine@1", state="idle", bound=("mine@1",), bound_count=1) for id_ in (1, 2)

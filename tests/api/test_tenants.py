@@ -62,7 +62,7 @@ def test_only_its_tenant_changes_a_function(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "Not A Name", "\xff"])
-def test_a_tenant_that_is_no_name(http: httpx.Client, name: str) -> None:
+def test_an_invalid_tenant_name_is_refused(http: httpx.Client, name: str) -> None:
     headers = [(b"overwinter-tenant", name.encode("latin-1"))]
     assert http.put(f"{BLOCKS}/{address_of(b'x')}", content=b"x", headers=headers).status_code == 400
 

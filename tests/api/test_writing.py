@@ -67,7 +67,7 @@ def test_bytes_that_are_not_text_are_refused_in_json() -> None:
         list_elements(Tensor("y", BYTES, (1,), pack_bytes([b"\xff"])))
 
 
-def test_long_numbers_are_written_in_steps_and_bounded() -> None:
+def test_long_lists_of_numbers_are_written_in_steps_and_bounded() -> None:
     values = [index / 4 for index in range(LONG)]
     tensor = Tensor("y", "FP64", (LONG,), struct.pack(f"<{LONG}d", *values))
     answer = Answer(tensor)

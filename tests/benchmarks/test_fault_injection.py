@@ -18,7 +18,7 @@ def test_one_bit_is_flipped_and_nothing_else_tells(tmp_path: Path) -> None:
     assert after.st_ino == before.st_ino
 
 
-def test_spans_meet_where_both_are() -> None:
+def test_spans_overlap_if_they_have_a_moment_in_common() -> None:
     assert Span(0, 2).overlaps(Span(2, 3))
     assert Span(1, float("inf")).overlaps(Span(5, 6))
     assert not Span(0, 1).overlaps(Span(2, 3))

@@ -18,7 +18,7 @@ def test_with_room_for_all_only_the_first_request_of_each_is_cold():
     assert simulate(MODELS, RULES["lru"], 1.0, OPTIONS) == point
 
 
-def test_less_memory_means_more_cold_starts_and_what_is_worth_most_stays():
+def test_less_memory_means_more_cold_starts_and_cost_aware_eviction_has_fewer_than_lru():
     small, large, lru = (
         simulate(MODELS, RULES[name], size, OPTIONS)
         for name, size in (("cost-aware", 0.2), ("cost-aware", 0.6), ("lru", 0.2))

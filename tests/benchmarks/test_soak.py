@@ -32,7 +32,7 @@ def version(answer, began, until):
 
 
 def updated():
-    """Return a function whose update began at 10 and was confirmed at 12."""
+    """Return the history of a function whose update began at 10 and was confirmed at 12."""
     history = History()
     history.versions = [version(OLD, 0, 12), version(NEW, 10, 100)]
     history.gone.add(Span(12, 13))

@@ -7,7 +7,7 @@ import sys
 from tests.cli.conftest import Run
 
 
-def test_each_thing_is_a_line_and_what_is_lacking_has_a_remedy(local: Run, tmp_path) -> None:
+def test_each_check_is_a_line_and_its_remedy_ends_a_line(local: Run, tmp_path) -> None:
     where = ("--data", str(tmp_path / "data"), "--host-store", "/dev/shm")
     results = json.loads(local("doctor", *where, "--json").stdout)
     lines = local("doctor", *where).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""`overwinter elbow` measures a link, and a node with the data directory uses what it found."""
+"""`overwinter elbow` measures a link, and a node with the same data directory uses the result."""
 
 import json
 from pathlib import Path

@@ -193,7 +193,7 @@ def test_nothing_is_left_out_that_there_is_room_for() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 2000])
-def test_top_shows_whole_functions_only(width: int) -> None:
+def test_top_shows_about_as_many_functions_as_there_is_room_for(width: int) -> None:
     many = {**ACTIVITY, "functions": [MANY, FEW] * 30}
     console = Console(width=width, height=24)
     rows = rows_for(many, console)

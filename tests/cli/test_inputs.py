@@ -107,7 +107,7 @@ def _npy(header: bytes) -> bytes:
         _npy(b"((("),
     ],
 )
-def test_an_array_that_is_none_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_array_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(content)
     with pytest.raises(CallerError, match=r"x\.npy"):
         read("x", f"@{tmp_path}/x.npy")

@@ -1,4 +1,4 @@
-"""The node's log as JSON: one object per line with time, level, logger, message and function."""
+"""The node's log as JSON: one object per line with time, level, logger and message, and the function if any."""
 
 import json
 import logging

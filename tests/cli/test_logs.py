@@ -48,7 +48,7 @@ def test_what_the_code_of_a_function_prints_is_shown(run: Run, talking: str) -> 
     assert line.endswith(f"worker {last['worker']}: called 3 2")
 
 
-def test_only_to_its_tenant(run: Run, talking: str) -> None:
+def test_the_output_of_a_function_is_not_shown_to_another_tenant(run: Run, talking: str) -> None:
     assert "does not belong to tenant" in run("logs", talking, "--tenant", "other", exit_code=1).stderr
     assert "no function 'nothing'" in run("logs", "nothing", exit_code=1).stderr
 

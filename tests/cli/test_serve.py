@@ -94,7 +94,7 @@ def test_null_devices_take_no_memory_and_have_no_peers() -> None:
         config("--devices", "2", "--device-kind", "null", "--device-peer-bandwidth", "50GB")
 
 
-def test_cuda_devices_are_the_gpus_of_the_machine_whose_memory_is_their_own() -> None:
+def test_cuda_devices_are_the_gpus_of_the_machine_and_reserve_memory_for_their_driver_only() -> None:
     first, second = config("--devices", "2", "--device-kind", "cuda", "--device-memory", "32GiB").scheduler.devices
     assert (first.name, first.kind, first.gpu, first.reserved_bytes) == ("cuda:0", "cuda", 0, GPU_PROCESS_BYTES)
     assert (second.name, second.gpu) == ("cuda:1", 1)

@@ -72,7 +72,7 @@ def test_capacity_is_one_command(local: Run, scenario) -> None:
     ).stdout  # fmt: skip
 
 
-def test_wrong_scenarios_are_reported_in_one_line(local: Run, scenario, tmp_path) -> None:
+def test_a_wrong_scenario_is_reported_with_its_file_and_key(local: Run, scenario, tmp_path) -> None:
     (tmp_path / "s.toml").write_text(SCENARIO.replace("cores", "coers"))
     failed = local("simulate", scenario, "--no-figures", exit_code=1)
     assert failed.stderr.startswith("error: s.toml: ")

@@ -78,7 +78,7 @@ def agreement(obstacle: str, **closeness: tuple[bool, float]) -> dict:
     return {"sizes": [{}] * 6, "bound": 1e-3, "outputs": outputs, "batching": batching, "notes": ["a note"]}
 
 
-def test_a_comparison_is_printed_as_one_line_each() -> None:
+def test_a_comparison_is_described_by_its_agreement_and_batching() -> None:
     exact = agreement_facts(agreement("", a=(True, 0.0), b=(True, 0.0)))
     assert exact["agreement"] == "equal bit for bit, at 6 sizes"
     assert exact["batching"] == "requests may share a run: equal bit for bit"

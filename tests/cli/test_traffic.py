@@ -51,7 +51,7 @@ def test_a_mistake_is_reported_before_a_node_is_called(local: Run, arguments: tu
     assert said in local(*arguments, exit_code=2).output
 
 
-def test_a_refusal_of_the_node_is_reported_in_one_line(run: Run) -> None:
+def test_a_refusal_of_the_node_is_reported(run: Run) -> None:
     deploy_twice(run, two := "refused")
     assert "no function 'refused@7'" in run("promote", two, "7", exit_code=1).output
     assert "no function 'absent'" in run("promote", "absent", "1", exit_code=1).output

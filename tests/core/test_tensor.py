@@ -11,8 +11,8 @@ from overwinter.core.tensor import (
     BYTES,
     ELEMENTS_MAX,
     ELEMENTS_OF_STEP,
-    NAME_MAX,
     RANK_MAX,
+    TENSOR_NAME_MAX,
     Tensor,
     TensorSpec,
     check_size,
@@ -100,8 +100,8 @@ def test_the_sizes_of_a_shape_are_counted_before_they_are_multiplied():
     "spec",
     [
         {"name": "x", "datatype": "FP32", "shape": [1] * (RANK_MAX + 1)},
-        {"name": "x" * (NAME_MAX + 1), "datatype": "FP32", "shape": [1]},
-        {"name": "x", "datatype": "FP32", "shape": ["s" * (NAME_MAX + 1)]},
+        {"name": "x" * (TENSOR_NAME_MAX + 1), "datatype": "FP32", "shape": [1]},
+        {"name": "x", "datatype": "FP32", "shape": ["s" * (TENSOR_NAME_MAX + 1)]},
     ],
 )
 def test_a_spec_that_is_sent_is_bounded(spec):

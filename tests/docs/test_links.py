@@ -41,7 +41,7 @@ def broken(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
-def test_every_link_leads_somewhere(path: Path) -> None:
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
     assert broken(path) == []
 
 

@@ -140,7 +140,7 @@ def test_siblings_share_one_program_and_bring_their_own_weights():
     assert all(torch.equal(one, other) for one, other in zip(shared.weights, own.weights, strict=True))
 
 
-def test_the_first_network_of_the_cascade_becomes_a_program_for_pictures_of_any_size():
+def test_the_first_network_of_the_cascade_becomes_a_program_for_sides_of_13_to_4096_pixels():
     program = export(*mtcnn.pnet()).program
     assert program.dimensions["height"] == program.dimensions["width"] == (13, 4096)
 

@@ -40,7 +40,7 @@ def embed(body: minilm.MiniLM, *sentences: str) -> torch.Tensor:
 
 
 def published(monkeypatch: pytest.MonkeyPatch, path: Path, needs: dict[str, dict[str, object]]) -> ModuleType:
-    """Import the code at `path` as a module of a package `published`, with stand-ins for unused imports."""
+    """Import the code at `path` as a module of a package `published`, with stand-ins for some of its imports."""
     for needed, names in needs.items():
         module = ModuleType(needed)
         vars(module).update(names)

@@ -36,7 +36,7 @@ with_weights = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_each_is_whole(path: Path) -> None:
+def test_each_pipeline_is_valid_and_its_functions_exist(path: Path) -> None:
     pipeline = parse_pipeline(path.read_text())
     assert pipeline.name == path.stem
     known = {*demo_models.names(), *STAGES}

@@ -52,7 +52,7 @@ def scaled(_, x):
         (squeezed, (2, 2)),
     ],
 )
-def test_a_size_begins_at_two_where_its_one_is_answered_wrong(function, least):
+def test_a_size_begins_at_two_where_the_answers_at_one_are_wrong(function, least):
     program, weights, agreement = agreed(function)
     lows = {name: low for name, (low, _) in program.dimensions.items()}
     assert tuple(lows.values()) == least
@@ -87,7 +87,7 @@ def test_what_differs_at_a_larger_size_is_refused_with_the_size_and_the_output()
     assert "'output'" in str(caught.value)
 
 
-def test_a_module_that_answers_otherwise_each_time_is_refused():
+def test_a_module_that_answers_differently_each_time_is_refused():
     class Counting(nn.Module):
         calls = 0
 
@@ -139,7 +139,7 @@ def test_a_module_that_fails_outside_its_example_gets_a_narrower_range():
     assert any("too long" in note for note in agreement.notes)
 
 
-def test_a_saved_program_is_compared_with_itself_as_it_was(tmp_path):
+def test_the_program_of_a_saved_export_is_compared_with_that_export(tmp_path):
     sizes = {0: torch.export.Dim("rows")}
     torch.export.save(
         torch.export.export(Net(lambda self, x: x @ self.weight), (X,), dynamic_shapes=(sizes,)), tmp_path / "x.pt2"
@@ -230,7 +230,7 @@ def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(f
     assert "other outputs" in agreed(function, BATCH).agreement.batching.obstacle
 
 
-def test_what_tells_equal_requests_apart_is_not_batched():
+def test_what_depends_on_equal_requests_in_the_batch_is_not_batched():
     def alone(_, x):
         rows = x.flatten(1)
         return x / (rows[:, None] == rows).all(2).sum(1)[:, None, None]
@@ -265,7 +265,7 @@ def test_sizes_that_a_check_of_the_program_refuses_are_reported_and_the_rest_is_
     assert torch.equal(run(weights, [torch.ones(*answered, 4)])[0], torch.zeros(*answered, 4))
 
 
-def test_a_one_that_is_wrong_is_found_beside_a_check():
+def test_a_size_with_wrong_answers_at_one_is_found_beside_a_check():
     def torn(_, x):
         scale = 100 if x.shape[0] == 1 else 1
         return x * scale - 1 if x.shape[0] * x.shape[1] >= 14 else x
@@ -273,7 +273,7 @@ def test_a_one_that_is_wrong_is_found_beside_a_check():
     assert [low for low, _ in agreed(torn).program.dimensions.values()] == [2, 1]
 
 
-def test_what_mixes_rows_only_in_large_batches_may_have_smaller_ones():
+def test_what_changes_answers_only_in_large_batches_may_have_smaller_ones():
     def crowded(_, x):
         return x + (torch.arange(x.shape[0]) >= 20)[:, None, None]
 

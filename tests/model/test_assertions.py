@@ -76,7 +76,7 @@ def test_check_that_one_request_fails_hurts_no_other(module):
         assert torch.equal(good["output"], module(X[:2]))
 
 
-def test_checks_outlive_encoding_and_cover_layers(module):
+def test_checks_outlive_encoding_and_belong_to_layers(module):
     program, _ = export(module, (X,))
     again = decode_program(encode_program(program))
     validate(again)
@@ -84,7 +84,7 @@ def test_checks_outlive_encoding_and_cover_layers(module):
     assert program.layers[-1].stop == len(program.calls)
 
 
-def test_checks_hold_where_a_program_is_cut(module):
+def test_a_program_with_checks_answers_the_same_wherever_it_is_cut(module):
     program, weights = export(module, (X,))
     with torch.inference_mode():
         for cut in range(1, len(program.calls)):

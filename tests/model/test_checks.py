@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 
 class Nested(nn.Module):
-    """Inputs in containers and by keyword, each under a guard."""
+    """Inputs in containers and by keyword, four of the six under guards."""
 
     def forward(self, x, *rest, scale, more):
         x = x * 2 if x.shape[0] % 2 == 0 else -x
@@ -103,7 +103,7 @@ FORGOTTEN = {("parity", True), ("product", True)}
 
 @pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("case", SAVED)
-def test_saved_program_refuses_what_the_export_refuses_and_else_answers_the_same(case, deferred, tmp_path):
+def test_saved_program_answers_only_what_the_export_answers_and_the_same(case, deferred, tmp_path):
     function, shapes, dims = SAVED[case]
     examples = tuple(torch.rand(shape) for shape in shapes)
     saved = torch.export.export(
@@ -209,7 +209,7 @@ class UNet(nn.Module):
         return x
 
 
-def test_unet_of_any_height_and_width():
+def test_unet_takes_heights_and_widths_that_are_multiples_of_8():
     module = UNet().eval()
     served = Served(export(module, (torch.rand(2, 3, 32, 24),), {"x": {0: "batch", 2: "height", 3: "width"}}))
     with torch.no_grad():

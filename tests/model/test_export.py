@@ -187,7 +187,7 @@ def test_gradient_switches_and_disabled_autocast_are_inlined():
     assert same(module, program, weights, X)
 
 
-def test_dropout_and_assertions_leave_no_call():
+def test_dropout_and_assertions_on_fixed_sizes_leave_no_call():
     def forward(self, x):
         torch._assert(x.shape[1] > 0, "empty")
         return nn.functional.dropout(x.detach(), 0.5, self.training) + 1
@@ -254,7 +254,7 @@ class Opaque:
 
 
 def refusals():
-    """Return modules that cannot be exported, by a part of the error message."""
+    """Return functions of modules that cannot be exported, by a part of the error message."""
 
     def fails(self, x):
         raise KeyError("vocabulary")

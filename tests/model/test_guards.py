@@ -99,7 +99,7 @@ def lstm(params, states=None, bidirectional=False):
     )
 
 
-def test_a_recurrent_layer_may_give_out_less_than_it_keeps():
+def test_a_recurrent_layer_may_have_outputs_smaller_than_its_cell_state():
     layer = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2).requires_grad_(False)
     states = (torch.zeros(4, 2, 2), torch.zeros(4, 2, 4))
     parameters = tuple(layer._flat_weights)

@@ -12,7 +12,7 @@ from overwinter.model.layers import spans
 from overwinter.model.macs import macs
 
 
-def test_spans_cover_all_calls_and_unknown_paths_join_the_one_before():
+def test_spans_cover_all_calls_and_unknown_paths_join_a_neighbour():
     assert spans([None, "a", "a", None, "b", "a"]) == [("a", 0, 4), ("b", 4, 5), ("a", 5, 6)]
     assert spans([None, None]) == [("", 0, 2)]
     assert spans([]) == []
@@ -92,6 +92,7 @@ COUNTS = {
         2 * 7 * 9 * 8,
     ),
     "aten.lstm.input": (((1, 7, 4), [], [(20, 4), (20, 5), (20,), (20,)]), (1, 7, 5), 7 * 20 * 9),
+    "aten.rnn_relu_cell.default": (((2, 4), (2, 5), (5, 4), (5, 5)), (2, 5), 2 * 5 * (4 + 5)),
     "aten.einsum.default": (("bij,bjk->bik", [(3, 7, 4), (3, 4, 5)]), (3, 7, 5), 3 * 7 * 4 * 5),
     "aten._grouped_mm.default": (((9, 4), (3, 4, 5), (3,)), (9, 5), 9 * 4 * 5),
     "aten.embedding_bag.padding_idx": (((10, 4), (7,), (3,)), (3, 4), 7 * 4),

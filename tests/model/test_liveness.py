@@ -93,7 +93,7 @@ def programs(draw):
 
 
 @given(programs(), st.data())
-def test_what_spans_hand_on_is_what_later_spans_need(program, data):
+def test_spans_hand_on_all_that_later_spans_need(program, data):
     validate(program)
     ends = sorted(data.draw(st.sets(st.integers(0, len(program.calls)))) | {len(program.calls)})
     held = set(range(program.first_input, program.first_value))

@@ -41,7 +41,7 @@ def test_extreme_arguments_do_no_harm(seed):
         ("aten.lstm.input", 60, {"outside", "crash"}),
     ],
 )
-def test_without_the_guards_it_finds_what_they_are_for(monkeypatch, operator, tries, kinds):
+def test_without_the_guards_the_fuzzer_finds_what_they_prevent(monkeypatch, operator, tries, kinds):
     assert not fuzz(1, tries, [operator]).findings
     monkeypatch.setattr(guards, "_GUARDS", {})
     assert kinds & {finding.kind for finding in fuzz(1, tries, [operator]).findings}

@@ -1,4 +1,4 @@
-"""What a program cannot contain: each refusal names the line and the remedy, in one sentence."""
+"""What a program cannot contain: each refusal names the remedy, and most the line or the module, in one sentence."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_names_the_line_and_the_remedy(message, capfd):
+def test_what_is_refused_names_the_remedy_and_mostly_the_line(message, capfd):
     module, example = REFUSED[message]
     with pytest.raises(ProgramError, match=message) as refused:
         export(module, (example,))

@@ -280,7 +280,7 @@ def test_two_archives_in_one_are_refused(benign: Records, tmp_path: Path) -> Non
     assert marker.exists()
 
 
-def test_a_file_that_unpacks_to_more_than_it_is_is_refused(benign: Records, tmp_path: Path) -> None:
+def test_a_file_that_unpacks_to_more_bytes_than_it_has_is_refused(benign: Records, tmp_path: Path) -> None:
     records = benign | {"extra/zeros": bytes(1 << 20)}
     with pytest.raises(ProgramError, match="more bytes than the file has"):
         export_saved(written(records, tmp_path / "bomb.pt2", zipfile.ZIP_DEFLATED))

@@ -64,7 +64,7 @@ def test_slices_compute_the_bits_of_the_whole(name: str):
                 assert own == [call.operator for call in program.calls[start:stop]]
 
 
-def test_every_value_comes_from_the_slice_that_made_it():
+def test_slices_take_only_what_earlier_ones_return_and_together_have_all_weights():
     model = zoo.build("minilm", small=True)
     program, _ = export(model.module, model.example_inputs, model.dynamic)
     slicer, cuts = Slicer(program), possible(Slicer(program))
@@ -125,7 +125,7 @@ def test_a_program_can_be_cut_where_its_slices_can_have_what_they_take(name: str
     assert len(refused) + len(cuts) == len(program.calls) - 1
 
 
-def test_the_calls_that_a_slice_repeats_are_read_once(monkeypatch):
+def test_the_calls_that_a_slice_repeats_are_not_read_for_each_result(monkeypatch):
     """A call with many arguments and many results, which depend on weights only."""
     read = []
     count = 300

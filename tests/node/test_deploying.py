@@ -15,7 +15,7 @@ from overwinter.core.events import Deployed
 from overwinter.core.ids import function_id, is_part
 from overwinter.core.tensor import RUN_TENSORS_MAX
 from overwinter.model.export import export
-from overwinter.node.deploys import FILES_MAX
+from overwinter.node.deploys import BLOBS_MAX
 from overwinter.node.fair_queue import STARTED_MAX
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.runs import Runs
@@ -63,8 +63,8 @@ def test_a_deploy_that_fails_before_its_trial_leaves_nothing(deploying, monkeypa
 
 def test_a_function_with_more_files_than_a_worker_may_open_is_refused(deploying):
     async def scene(node, manifest):
-        more = tuple(Block(f"{number:064x}", 1, ()) for number in range(FILES_MAX + 1 - len(manifest.blobs())))
-        with pytest.raises(TooLargeError, match=f"{manifest.name!r} has {FILES_MAX + 1} blobs"):
+        more = tuple(Block(f"{number:064x}", 1, ()) for number in range(BLOBS_MAX + 1 - len(manifest.blobs())))
+        with pytest.raises(TooLargeError, match=f"{manifest.name!r} has {BLOBS_MAX + 1} blobs"):
             await node.deploy(structs.replace(manifest, blocks=(*manifest.blocks, *more)))
         with pytest.raises(ConflictError, match=manifest.name):
             await node.deploy(structs.replace(manifest, blocks=(*manifest.blocks, *more[1:])))

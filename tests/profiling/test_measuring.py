@@ -128,7 +128,7 @@ def test_layers_are_reported_one_by_one(rig):
     assert sum(layers) > 0
 
 
-def test_a_worker_that_dies_says_why_and_leaves_nothing(rig):
+def test_a_run_beyond_the_memory_of_its_function_is_an_error_and_leaves_nothing(rig):
     function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=256)
 
     async def measure():

@@ -44,7 +44,7 @@ def started(node: NodeProcess) -> set[int]:
     return {action["worker"] for step in node.steps() for action in step[2] if action["type"] == "StartWorker"}
 
 
-# Profiles belong to a tenant and a program, so a tenant of its own has measured nothing.
+# Profiles belong to a tenant and a program, and nothing was measured for a tenant that no other test uses.
 def test_each_configuration_is_measured_in_a_separate_process_and_reported(shared_node):
     node = shared_node()
     client = node.client.for_tenant("reported")
@@ -191,8 +191,8 @@ def test_a_measurement_on_deploy_runs_in_the_background(shared_node):
 def test_a_node_that_stops_ends_its_measurements(shared_node):
     node = shared_node("--profile-on-deploy")
     upload(node.client, "mlp", max_batch=64, concurrency=16)
-    asleep = set(node.zygotes())
-    wait_until(lambda: set(node.worker_pids()) - asleep)
+    zygotes = set(node.zygotes())
+    wait_until(lambda: set(node.worker_pids()) - zygotes)
     node.stop()
     assert not any("was not measured" in line for line in node.said)
 

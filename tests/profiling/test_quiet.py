@@ -9,7 +9,7 @@ from overwinter.profiling.quiet import Quiet
 
 
 class Parts:
-    """A clock that moves only during a sleep, and traffic that a test defines."""
+    """A clock that moves only during a sleep or by a test, and traffic that a test defines."""
 
     def __init__(self, share=0.1):
         self.now = 100.0

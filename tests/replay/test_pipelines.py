@@ -119,8 +119,8 @@ async def in_a_node(pipeline: Pipeline, happenings: Sequence[Happening], drops: 
     async def turn(inputs: int) -> None:
         await starts.turn("tests", 0)
 
-    passage = PipelineRun(pipeline, functions, functions.infer, Call("p", None, [x]), deadline, now, turn)
-    call = asyncio.ensure_future(passage.run())
+    pipeline_run = PipelineRun(pipeline, functions, functions.infer, Call("p", None, [x]), deadline, now, turn)
+    call = asyncio.ensure_future(pipeline_run.run())
     await settled()
     for after_s, which, error in happenings:
         if not functions.running:

@@ -1,4 +1,4 @@
-"""The journal of a simulated machine gives that machine back; a benchmark's measurements are read the same way."""
+"""The parameters of a simulated machine are found again from its journal; a node's journal is read the same way."""
 
 import io
 
@@ -24,9 +24,9 @@ def journal(**changes):
 
 def test_the_machine_and_the_function_come_back():
     scenario, _, steps = journal()
-    journey = calibration.observed(steps)
-    assert journey.disk_bytes_per_s == pytest.approx(400 * MIB)
-    [known], seen = scenario.functions, journey.functions["f@1"]
+    figures = calibration.observed(steps)
+    assert figures.disk_bytes_per_s == pytest.approx(400 * MIB)
+    [known], seen = scenario.functions, figures.functions["f@1"]
     assert len(seen.first) > 10
     made = calibration.modelled("f", known.settings, known.workload, known.scheduler_profile(), seen, scenario.node)
     assert made.start_s == pytest.approx(0.05)

@@ -22,7 +22,7 @@ def test_the_most_that_fit_fit_and_one_more_does_not():
     assert found.report.total.attainment >= 0.9
 
 
-def test_on_a_machine_that_holds_no_copy_the_answer_is_none():
+def test_where_not_even_one_copy_fits_the_capacity_is_0():
     found = capacity(scene(function(settings={"slo_ms": 1}), duration_s=5), 0.5)
     assert (found.copies, found.functions, found.report) == (0, 0, None)
 

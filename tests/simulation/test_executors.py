@@ -86,7 +86,7 @@ def test_a_swap_takes_its_transfer_and_the_first_group_and_the_next_run_only_its
     assert pool.ended == ended(RUN_S, 0)
 
 
-def test_a_sibling_moves_what_it_has_of_its_own_behind_the_execution():
+def test_a_sibling_brings_its_own_blocks_during_the_execution():
     pool = Pool(swap_ms=2.0)
     pool.run("f-0000@1", 31)
     pool.run("f-0001@1", 1)
@@ -171,7 +171,7 @@ def test_a_function_is_forgotten_when_it_is_unbound_and_not_during_its_run():
     pool.executors.unbind(9, "f-0000@1")
 
 
-def test_an_executor_that_ends_leaves_an_empty_device_and_the_whole_switch():
+def test_an_executor_that_ends_leaves_an_empty_device_and_all_bandwidth_of_its_switch_to_others():
     pool = Pool()
     pool.run("f-0000@1", 31)
     pool.run("g@1", 60, "a", 2, until="later")

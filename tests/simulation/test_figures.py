@@ -32,7 +32,7 @@ def attained(report, *shares):
 @pytest.mark.parametrize(
     ("shares", "target", "least"), [((0.97, 1.0), 0.98, 0.9), ((0.31, 1.0), 0.98, 0.25), ((0.0,), 0.9, 0.0)]
 )
-def test_attainment_begins_below_the_lowest_bar_and_shows_the_target(report, shares, target, least):
+def test_the_axis_of_attainment_begins_below_all_bars_or_at_0_and_the_target_is_marked(report, shares, target, least):
     [axes] = figures.figures_of(attained(report, *shares), target)["attainment"].axes
     low, high = axes.get_ylim()
     assert low == pytest.approx(least)

@@ -1,4 +1,4 @@
-"""An oracle reports the true future counts, and the scheduler of a scenario with one uses them."""
+"""An oracle reports the true future rates, and the scheduler of a scenario with one uses them."""
 
 import io
 from itertools import islice, pairwise
@@ -17,7 +17,7 @@ BURSTY = {"kind": "bursty", "rate": 2.0, "factor": 8.0, "every_s": 20.0, "length
 
 
 @given(st.lists(st.floats(0, 100), max_size=60).map(sorted), st.sampled_from([0.5, 10.0, 30.0]))
-def test_each_rate_is_the_count_of_the_period_that_follows(times, period_s):
+def test_each_rate_is_that_of_the_period_that_follows(times, period_s):
     result = list(islice(rates_ahead(iter(times), period_s), 40))
     for number, (at, rate) in enumerate(result):
         assert at == number * period_s / FORECASTS_PER_PERIOD
@@ -62,7 +62,7 @@ def test_only_an_oracle_gets_forecasts_and_the_requests_are_the_same():
     assert asked[0] == asked[1]
 
 
-def test_an_oracle_scales_out_before_the_rate_rises():
+def test_an_oracle_attains_more_than_mls_and_does_not_scale_in_while_the_rate_rises():
     """While the rate rises, that of the last period does not suffice, and that of the next one does."""
     triangle = {"kind": "periodic", "low": 1.0, "high": 60.0, "period_s": 120.0}
     costly = function(

@@ -74,7 +74,7 @@ def test_the_handler_has_its_own_blocks_and_memory():
     assert world.executors.moved_bytes == 31 * MIB
 
 
-def test_the_requests_of_a_run_make_one_call_which_takes_as_long_as_their_batch():
+def test_the_requests_of_a_run_make_one_call_which_takes_longer_than_a_single_request():
     batches = {"latency_ms": {"1": 10, "8": 45}, "rate": 120.0}
     report, steps = recorded(scenario(handled({"max_batch": 8, "max_workers": 1}, **batches)))
     assert report.total.answered == report.total.requests
@@ -115,7 +115,7 @@ def test_a_call_that_nobody_waits_for_is_cancelled_and_costs_no_worker():
     assert not [each for each in of(steps, StopWorker) if each.kill]
 
 
-def test_a_call_that_fails_fails_the_requests_of_its_run_with_its_reason():
+def test_the_requests_of_a_run_whose_call_failed_get_the_reason_of_the_call():
     dying = {"run_crash_share": 0.0, "executor_life_s": 0.3}
     models = handled({"max_batch": 4}, latency_ms={"1": 150}, rate=20.0)
     report, steps = recorded(scenario(models, faults=dying))
@@ -155,7 +155,7 @@ def either(rate, settings=None, **changes):
     return handled(settings, latency_ms={"1": 40}, device_ms={"1": 10}, rate=rate, **changes)
 
 
-def test_with_any_a_device_answers_a_call_or_the_worker_that_makes_it():
+def test_with_device_any_each_call_is_answered_by_a_device_or_by_the_calling_worker():
     report, steps = recorded(scenario(either(75.0), node={"cores": 2}))
     assert report.total.lost == 0
     assert report.total.answered == report.total.requests > 1000
@@ -172,7 +172,7 @@ def test_with_any_a_device_answers_a_call_or_the_worker_that_makes_it():
     assert min(program_s) == pytest.approx(0.04)
 
 
-def test_with_any_workers_answer_alone_without_devices():
+def test_with_device_any_a_worker_runs_handler_and_program_if_there_are_no_devices():
     report, steps = recorded(scenario(either(5.0), devices=()))
     assert report.total.answered == report.total.requests > 50
     assert not calls_of(steps)
@@ -180,7 +180,7 @@ def test_with_any_workers_answer_alone_without_devices():
     assert report.total.p50_ms == pytest.approx(3 + 40 + 1, rel=0.1)
 
 
-def test_with_any_a_slow_device_gets_few_calls():
+def test_with_device_any_a_slow_device_gets_few_calls():
     report, steps = recorded(scenario(handled({"device": "any"}, device_ms={"1": 400}, rate=10.0)))
     assert report.total.answered == report.total.requests
     assert len([each for each in of(steps, RunOnDevice) if each.requests]) < 0.1 * report.total.requests
@@ -204,6 +204,6 @@ def test_a_handler_is_a_stage_of_an_application():
         ({"name": "f:program"}, "without @ and :"),
     ],
 )
-def test_errors_name_what_a_handler_lacks(changes, said):
+def test_errors_name_what_is_wrong(changes, said):
     with pytest.raises(ValueError, match=said):
         scenario(handled(**changes))

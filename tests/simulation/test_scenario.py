@@ -21,7 +21,7 @@ workload = { kind = "poisson", rate = 1 }
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_every_scenario_of_the_repository_can_be_read(path):
+def test_every_scenario_outside_of_tetris_can_be_read(path):
     assert read_scenario(path).simulated_functions()
 
 

@@ -79,7 +79,7 @@ def test_a_program_of_a_handler_is_cut_too():
         assert [run.function for run in runs if call.request in run.requests] == ["f:program@1", *SLICES[1:]]
 
 
-def test_with_any_a_request_runs_through_all_slices_or_in_a_worker():
+def test_with_device_any_a_request_runs_through_all_slices_or_in_a_worker():
     report, steps = recorded(scenario(large({"device": "any"}, rate=40.0), node={"cores": 2}))
     assert report.total.answered == report.total.requests
     assert list(report.functions) == ["f"]
@@ -94,7 +94,7 @@ def test_with_any_a_request_runs_through_all_slices_or_in_a_worker():
             assert on_devices == ["f:program@1", *SLICES[1:]]
 
 
-def test_with_any_a_program_that_cannot_be_cut_runs_in_workers():
+def test_with_device_any_a_program_that_cannot_be_cut_runs_in_workers():
     report, in_workers, on_devices = runs_of(scenario(large({"device": "any"}, blocks=[{"mib": 100}])))
     assert report.total.answered == report.total.requests == in_workers
     assert not on_devices

@@ -1,4 +1,4 @@
-"""The simulated node has the same bounds: a tenant whose runs do not end does not exclude others."""
+"""The simulated node has the bounds of a real one: a tenant whose runs do not end does not exclude others."""
 
 from overwinter.simulation.world import World
 from tests.simulation.scenes import function, scene

@@ -1,4 +1,4 @@
-"""Streams ascend, keep their rates, depend on the seed only, and are read lazily from traces."""
+"""Streams ascend, keep their rates, depend on the seed only, and repeat recorded traces."""
 
 import struct
 from itertools import islice, pairwise, takewhile
@@ -94,7 +94,7 @@ def test_siblings_take_rows_in_turn_and_then_begin_elsewhere(tmp_path):
     ],
     ids=["csv", "json"],
 )
-def test_recorded_timestamps_go_round(tmp_path, text):
+def test_recorded_timestamps_are_repeated(tmp_path, text):
     (tmp_path / "trace").write_text(text)
     table = {"kind": "timestamps", "path": "trace", "speed": 2.0}
     times = list(islice(arrivals(made(table), Random(1), 0, tmp_path), 6))
@@ -137,7 +137,7 @@ def test_files_that_are_no_trace_are_named(tmp_path, content, said):
         (lambda path: path.write_bytes(npy(path, [[1, 2]]).read_bytes()[:-1]), "64-bit integers"),
     ],
 )
-def test_counts_that_are_none_are_refused(tmp_path, fill, said):
+def test_files_without_valid_counts_are_refused(tmp_path, fill, said):
     fill(tmp_path / "bad.npy")
     with pytest.raises(CallerError, match=said):
         next(arrivals(made({"kind": "minute-counts", "path": "bad.npy"}), Random(1), 0, tmp_path))

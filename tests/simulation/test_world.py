@@ -73,7 +73,7 @@ def test_shared_blocks_are_read_and_kept_once():
     assert report.total.loaded_bytes == report.memory.blocks_peak == (3 * 10 + 4 * 1) * MIB
 
 
-def test_tenants_with_dedicated_stores_share_nothing_and_evict_nothing_of_each_other():
+def test_tenants_with_dedicated_stores_share_no_blocks_and_are_all_served():
     apart = [
         function(name, tenant=name, settings={"dedicated": True, "keep_alive_s": 1, "slo_ms": 900}) for name in "fg"
     ]
@@ -86,7 +86,7 @@ def test_tenants_with_dedicated_stores_share_nothing_and_evict_nothing_of_each_o
     assert report.total.lost == 0
 
 
-def test_what_is_loaded_says_in_which_store():
+def test_loaded_blocks_name_their_store():
     own = function("own", tenant="red", settings={"dedicated": True, "keep_alive_s": 1})
     shared = function("shared", blocks=[{"mib": 40}], settings={"keep_alive_s": 1})
     steps = read_journal(io.BytesIO(journal_of(scene(own, shared, node={"host_mib": 45}))))[1]
@@ -199,7 +199,7 @@ def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, ho
     assert total.answered + sum(total.refused.values()) == total.requests
 
 
-def test_one_function_more_changes_no_other_functions_arrivals():
+def test_one_function_more_does_not_change_the_number_of_requests_of_another():
     alone = World(scene(function("a"))).run()
     both = World(scene(function("a"), function("b"))).run()
     assert both.functions["a"].requests == alone.functions["a"].requests

@@ -106,7 +106,7 @@ def test_a_registration_on_a_full_disk_is_refused_and_can_be_tried_again(small_d
 
 
 @pytest.mark.parametrize("free_bytes", [0, 4096, 16 << 10, 24 << 10, 40 << 10])
-def test_a_repository_on_a_full_disk_is_refused(small_disk, free_bytes):
+def test_a_new_repository_on_a_full_disk_is_refused(small_disk, free_bytes):
     filler = fill_disk(small_disk)
     os.truncate(filler, filler.stat().st_size - free_bytes)
     with pytest.raises(NoSpaceError, match=str(small_disk)):
@@ -134,7 +134,7 @@ def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_makes_room(smal
     repository.collect(2 * NOW, grace_s=1)
     assert put(repository, address_of(DATA[:9]), DATA[:9])
     repository.close()
-    # Its write-ahead log exists again.
+    # The catalog works with a write-ahead log again.
     assert (small_disk / "repository" / "catalog.sqlite").read_bytes()[18:20] == b"\2\2"
 
 

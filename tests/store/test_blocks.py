@@ -119,7 +119,7 @@ def test_the_number_of_a_weight_is_not_part_of_the_name():
     assert first.address == other.address
 
 
-def test_buffers_of_any_shape_are_taken_without_a_copy():
+def test_buffers_of_any_shape_give_the_same_block():
     weight = Shape("float32", (2, 3))
     flat = bytes(range(24))
     shaped = memoryview(flat).cast("f", (2, 3))
@@ -141,13 +141,13 @@ def test_what_is_not_an_address_is_refused(text):
 
 
 @pytest.mark.parametrize("sizes", [RANK_MAX + 1, 1000, 50_000])
-def test_a_layout_of_more_sizes_than_a_tensor_has(sizes):
+def test_a_layout_of_more_sizes_than_a_tensor_has_is_refused(sizes):
     text = b"uint8[%s]\n" % b",".join([b"999999999999999999"] * sizes)
     with pytest.raises(CallerError, match=f"more than {RANK_MAX} sizes"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
 
 
-def test_a_layout_of_more_weights_than_any_block_has():
+def test_a_layout_of_more_weights_than_any_block_has_is_refused():
     def block(weights: int) -> bytes:
         text = b"uint8[0]\n" * weights
         return text + len(text).to_bytes(LENGTH_BYTES, "little")
@@ -157,7 +157,7 @@ def test_a_layout_of_more_weights_than_any_block_has():
         parse_block(block(WEIGHTS_MAX + 1))
 
 
-def test_a_layout_longer_than_any_block_has():
+def test_a_layout_longer_than_any_block_has_is_refused():
     text = b"\n" * (MAX_LAYOUT_BYTES + 1)
     with pytest.raises(CallerError, match="not a block"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))

@@ -87,7 +87,7 @@ def test_the_identity_of_a_node_lasts(catalog, path):
     other.close()
 
 
-def test_a_catalog_of_a_newer_kind_is_refused(catalog, path):
+def test_a_catalog_with_a_newer_schema_is_refused(catalog, path):
     catalog.close()
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
@@ -118,7 +118,7 @@ def test_a_pipeline_takes_the_place_of_the_one_before(catalog):
         catalog.remove_pipeline(NAME)
 
 
-def test_functions_and_pipelines_share_their_names(catalog):
+def test_functions_and_pipelines_share_one_namespace(catalog):
     catalog.add(NAME, TENANT, b"a", 1.0, proven=False)
     with pytest.raises(ConflictError, match="'one' is a function"):
         catalog.put_pipeline(NAME, TENANT, b"p", 1.0)

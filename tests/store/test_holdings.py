@@ -1,4 +1,4 @@
-"""An address gives no permission: a blob that a tenant has not sent is missing to it, as if no tenant had sent it."""
+"""An address gives no permission: a blob that a tenant has not sent is missing for it, as if no tenant had sent it."""
 
 import os
 import sqlite3
@@ -70,7 +70,7 @@ def test_what_a_tenant_holds_outlives_the_repository_object(repository):
     again.close()
 
 
-def test_what_one_tenant_asks_for_keeps_nothing_for_another(repository):
+def test_the_function_of_one_tenant_keeps_no_blob_for_another(repository):
     model = base()
     model.deploy(repository)
     for address, data in model.files.items():

@@ -62,7 +62,7 @@ def test_loading_again_adds_only_what_is_missing(repository, host):
     assert host.load([*one.manifest.blobs(), *other.manifest.blobs()]) == 0
 
 
-def test_the_accounts_agree_with_the_disk(repository, host):
+def test_the_accounts_agree_with_the_tmpfs(repository, host):
     model = base()
     model.deploy(repository)
     blobs = model.manifest.blobs()
@@ -75,7 +75,7 @@ def test_the_accounts_agree_with_the_disk(repository, host):
         assert host.drop([blobs[1].address, blobs[1].address]) == freed
 
 
-def test_dropped_blocks_are_gone_but_open_maps_keep_their_bytes(repository, host):
+def test_dropped_blocks_are_gone_but_open_descriptors_keep_their_bytes(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     with opened(host, [BLOB.address]) as (descriptor,):
@@ -221,7 +221,7 @@ def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host
     assert after.verify(live.address)
 
 
-def test_of_no_blocks_none_is_unverified(repository, memory):
+def test_unverified_blocks_are_those_of_the_given_list_even_if_it_is_empty(repository, memory):
     put(repository, BLOB.address, DATA)
     HostStore(memory / "host", repository).load([BLOB])
     after = HostStore(memory / "host", repository)
@@ -270,7 +270,7 @@ def test_the_room_on_the_tmpfs_is_enforced_before_anything_is_written(repository
     assert host.load(blobs[1:]) == blobs[3].nbytes
 
 
-def test_two_threads_copy_a_block_once(memory):
+def test_several_threads_copy_a_block_once(memory):
     source = Pipes()
     host = HostStore(memory / "host", source)
     writer = source.pipe(BLOB.address)  # a second `open` of it would be a KeyError
@@ -339,7 +339,7 @@ def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypat
     assert host.resident() == {BLOB.address: len(DATA)}
 
 
-def test_a_waiter_of_a_failed_copy_gets_the_cause(memory):
+def test_a_waiter_of_a_failed_copy_tries_again_and_gets_the_error_of_its_own_attempt(memory):
     class FailsOnce(Pipes):
         def open(self, address):
             if address in self.readers:

@@ -1,4 +1,4 @@
-"""A lock is granted in the order of asking, and nobody holds the repository's while they wait for something slow."""
+"""A lock is granted in the order of asking, and nobody holds that of the repository during a slow wait."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ def is_free(path: Path) -> bool:
     return True
 
 
-def test_shared_holders_hold_it_together_and_an_exclusive_one_alone(tmp_path: Path) -> None:
+def test_shared_holders_hold_the_lock_together_and_it_is_free_after_an_exclusive_one(tmp_path: Path) -> None:
     with Lock(tmp_path).shared():
         with Lock(tmp_path).shared():
             assert not is_free(tmp_path / "lock")

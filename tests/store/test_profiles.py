@@ -41,7 +41,7 @@ def test_the_oldest_profiles_go(tmp_path, monkeypatch):
     kept.close()
 
 
-def test_an_older_catalog_gets_its_place_for_profiles(tmp_path):
+def test_an_older_catalog_gets_a_table_for_profiles(tmp_path):
     path = tmp_path / "catalog.sqlite"
     db = sqlite3.connect(path)
     for statement in (*catalog._SCHEMAS[0], *catalog._SCHEMAS[1], "INSERT INTO node VALUES ('me')"):

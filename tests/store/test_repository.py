@@ -372,7 +372,7 @@ def test_a_collection_of_a_removed_function_leaves_everything_else(repository):
 
 
 def test_many_blocks_are_removed_in_steps_that_uploads_and_deploys_can_come_between(repository, monkeypatch):
-    """What is registered between two steps keeps its blocks."""
+    """What is registered after the collection has begun keeps its blocks."""
     monkeypatch.setattr(collection, "AT_ONCE", 3)
     model = base()
     model.deploy(repository)

@@ -25,7 +25,7 @@ def traffic(catalog):
     return StoredTraffic(catalog.file)
 
 
-def test_it_is_there_again_after_a_restart(tmp_path, catalog, traffic):
+def test_shares_are_there_again_after_a_restart(tmp_path, catalog, traffic):
     traffic.put(F, (Share(1, 90), Share(2, 10)))
     traffic.put(F, (Share(3, 100),))
     again = Catalog(tmp_path / "catalog.sqlite")
@@ -35,7 +35,7 @@ def test_it_is_there_again_after_a_restart(tmp_path, catalog, traffic):
     assert traffic.all() == {}
 
 
-def test_a_version_that_is_not_there_or_on_trial_gets_none(catalog, traffic):
+def test_a_version_that_is_absent_or_on_trial_gets_no_share(catalog, traffic):
     catalog.add(F, T, b"{}", 0.0, proven=False)
     for version in (4, 9):
         with pytest.raises(NotFoundError, match=f"no version {version}; it has 1, 2, 3"):
@@ -45,7 +45,7 @@ def test_a_version_that_is_not_there_or_on_trial_gets_none(catalog, traffic):
     assert traffic.all() == {}
 
 
-def test_a_version_with_a_share_is_removed_only_with_all_others(catalog, traffic):
+def test_a_version_with_a_share_is_removed_only_with_all_others_that_passed_their_trial(catalog, traffic):
     traffic.put(F, (Share(1, 90), Share(2, 10)))
     with pytest.raises(ConflictError, match="version 2 of 'f' gets 10 per cent"):
         catalog.remove(F, 2)

@@ -92,7 +92,7 @@ class NodeProcess:
         return [pid for pid in found if is_nested(pid)] or found
 
     def worker_pids(self) -> list[int]:
-        """Return the workers and the executors. They lead their own process groups, as the base zygote does, and are
+        """Return the workers and the executors. They lead their own process groups, as the daemon's child does, and are
         not children of the daemon.
         """
         table = parents_of_all()
@@ -132,8 +132,8 @@ class NodeProcess:
         return found
 
     def empty(self) -> None:
-        """Remove all functions, and begin the journal and the log anew. The node must not have survived an error of its
-        own code.
+        """Remove all functions, and leave out what the journal and the log have so far. The node must not have survived
+        an error of its own code.
         """
         self.check_log()
         for listed in (self.client.pipelines(), self.client.functions()):

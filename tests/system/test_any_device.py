@@ -1,4 +1,4 @@
-"""Functions with `device = "any"` on a real node: right answers from workers and from devices, whatever happens."""
+"""Functions with `device = "any"` on a real node: workers and devices give right answers or clear refusals."""
 
 import concurrent.futures
 import os
@@ -127,7 +127,7 @@ def test_requests_avoid_workers_or_devices_that_do_not_answer(make_node):
     assert served_while_stopped(node, workers(node), asked)[1] >= 3
 
 
-def test_deaths_of_workers_and_executors_cost_no_answer(make_node):
+def test_while_workers_and_executors_die_answers_are_right_or_refusals_clear(make_node):
     node = make_node("--devices", "2", "--device-memory", "4MiB")
     put(node)
 

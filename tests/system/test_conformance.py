@@ -56,8 +56,8 @@ FITTING = {
 
 
 def send(case, token: str, named: bool, fits: bool) -> object:
-    """Send a generated case, with `named` to what is deployed, with `fits` with a body that is right for it. `token`
-    replaces a generated one if it is not empty.
+    """Send a generated case. With `named` it is sent to what is deployed; with `fits` its body is right for that. If
+    `token` is not empty, it replaces a generated token.
     """
     body, headers = None, {}
     if fits:

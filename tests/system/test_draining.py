@@ -23,7 +23,7 @@ LONG_S = 100.0
 
 
 class OpenRequest:
-    """A request in progress in a worker that takes this many seconds."""
+    """A request in progress in a worker; it takes this many seconds."""
 
     def __init__(self, node: NodeProcess, seconds: float) -> None:
         runs = str(node.steps()).count("'Run'")

@@ -50,7 +50,7 @@ def right(node: NodeProcess, number: int, name: str = "", wait_s: float = 0.0) -
     return torch.equal(torch.from_numpy(node.client.infer(name or f"v{number}", {"x": x})["y"].copy()), expected)
 
 
-def put_to_sleep(node: NodeProcess) -> None:
+def kill_trial_workers(node: NodeProcess) -> None:
     """Kill the workers of the trials, and wait until the scheduler knows that they have ended."""
     wait_until(lambda: node.worker_pids())
     for pid in node.worker_pids():
@@ -76,7 +76,7 @@ def test_variants_share_a_worker_while_one_is_removed_and_one_updated(shared_nod
     node = shared_node()
     for number in (1, 2, 3):
         put(node, number, keep_alive_s=30.0)
-    put_to_sleep(node)
+    kill_trial_workers(node)
     assert all(right(node, number) for number in (1, 2, 3, 1, 2, 3))
     assert len(node.worker_pids()) == 1
     bound = actions(node, "Bind")
@@ -97,7 +97,7 @@ def test_a_killed_worker_loses_no_request(shared_node):
     node = shared_node()
     for number in (11, 12):
         put(node, number, concurrency=2, keep_alive_s=30.0, max_workers=1)
-    put_to_sleep(node)
+    kill_trial_workers(node)
     assert right(node, 11)
     assert right(node, 12)
     [process] = node.worker_pids()
@@ -113,7 +113,7 @@ def test_a_variant_whose_runs_hang_twice_gets_a_worker_of_its_own(shared_node):
     node = shared_node()
     for number in (21, 22):
         put(node, number, handler=SLOW, timeout_s=4.0)
-    put_to_sleep(node)
+    kill_trial_workers(node)
     for _ in range(2):
         assert right(node, 21)
         assert right(node, 22)
@@ -147,7 +147,7 @@ def test_the_cli_shows_shared_workers_their_bindings_and_the_reasons(shared_node
     for number in (41, 42):
         put(node, number, keep_alive_s=30.0)
     put(node, 43, "alone", isolation="function")
-    put_to_sleep(node)
+    kill_trial_workers(node)
     assert all(right(node, number) for number in (41, 42))
     client = node.client
     listed = {each["name"]: each for each in client.functions()}

@@ -35,12 +35,12 @@ def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_seco
         answer, worker = start_slow_request(pool, node, 0.5)
         os.kill(worker, signal.SIGKILL)
         assert answer.result() == 3.0
-        # It is killed twice, and never ends by itself, however slow the machine is.
+        # Its worker is killed twice. The request does not end before that, however slow the machine is.
         answer, worker = start_slow_request(pool, node, 20.0)
         os.kill(worker, signal.SIGKILL)
         wait_until(lambda: node.worker_pids() not in ([], [worker]))
-        runs = node.steps()[-1]
-        wait_until(lambda: node.steps()[-1] != runs or node.client.function("slow")["lifecycle"] == "awake")
+        last = node.steps()[-1]
+        wait_until(lambda: node.steps()[-1] != last or node.client.function("slow")["lifecycle"] == "awake")
         os.kill(node.worker_pids()[0], signal.SIGKILL)
         with pytest.raises(MachineError, match="failed in every attempt.*signal 9"):
             answer.result()

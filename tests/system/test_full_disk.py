@@ -12,7 +12,7 @@ AS_A_USER = 'exec unshare --user --map-user=1000 --map-group=1000 "$@"'
 TESTS = Path(__file__).with_name("full_disk.py")
 
 
-# It starts seven nodes.
+# It starts nodes seven times.
 @pytest.mark.slow
 @pytest.mark.timeout(360)
 def test_the_tests_with_a_full_disk_pass_on_a_small_tmpfs(tmp_path):

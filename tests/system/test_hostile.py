@@ -143,7 +143,7 @@ def test_sizes_outside_the_programs_range_are_refused_not_answered_wrong(node: N
         node.client.infer("turning", {"x": torch.ones(1, 4)})
 
 
-def test_outputs_that_a_handler_did_not_declare_are_refused(node: NodeProcess):
+def test_an_output_of_another_datatype_than_its_handler_declares_is_refused(node: NodeProcess):
     handler = (
         "import torch\n"
         "OUTPUTS = [{'name': 'y', 'datatype': 'FP32', 'shape': ['batch', 4]}]\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from overwinter.api.app import FLUSH_S
+from overwinter.api.app import CLOSE_WAIT_S
 from overwinter.cli.main import main
 from overwinter.cli.serve import serve
 
@@ -130,7 +130,7 @@ def test_the_container_starts_a_node_with_valid_options(monkeypatch):
     assert str(options["port"]) == found["EXPOSE"]
     # Docker kills after ten seconds; the answers are sent by then, and time is left to end the workers.
     assert found["STOPSIGNAL"] == "SIGTERM"
-    assert options["drain_s"] + FLUSH_S + 2 <= 10
+    assert options["drain_s"] + CLOSE_WAIT_S + 2 <= 10
 
 
 def can_build() -> bool:

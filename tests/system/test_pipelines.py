@@ -202,7 +202,7 @@ def test_mismatched_tensors_are_refused_by_name(street):
         street.client.function("never")
 
 
-def test_functions_of_a_pipeline_cannot_be_removed_or_changed(street):
+def test_a_removal_or_deploy_that_would_break_a_pipeline_is_refused(street):
     with pytest.raises(ConflictError, match="stage 'detect' of pipeline 'street': .*remove pipeline 'street' first"):
         street.client.remove("p-detect")
     with pytest.raises(ConflictError, match="'detect:rows'.*remove pipeline 'street' first"):

@@ -129,7 +129,7 @@ def test_variants_share_runs_on_a_device_and_get_their_own_answers(shared_node):
     assert max(len(run["requests"]) for run in runs) <= 8
 
 
-def test_an_executor_that_dies_costs_no_answer(shared_node):
+def test_while_executors_die_answers_are_right_or_refusals_clear(shared_node):
     node = shared_node("--devices", "2", "--device-memory", "2MiB")
     put(node)
 
@@ -166,7 +166,7 @@ def test_tenants_take_turns_on_a_device(shared_node):
     assert {run.get("moved_bytes", 0) for run in ended_runs(node)} == {8 * SIZE}
 
 
-def test_what_cannot_run_on_a_device_is_refused(node):
+def test_a_deploy_to_the_pool_is_refused_on_a_node_without_devices(node):
     with pytest.raises(ConflictError, match="no devices for 'f'.*--devices"):
         deploy(node, "f", MODELS["f1"], device="pool")
 

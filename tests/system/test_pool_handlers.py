@@ -143,7 +143,7 @@ def test_one_function_is_seen(shared_node):
             ask_for("seen:program")
 
 
-def test_a_batch_and_two_slots_reach_the_pool_together(pool: NodeProcess, together):
+def test_batches_in_two_slots_of_one_worker_get_right_answers(pool: NodeProcess, together):
     deploy(pool, "several", handler=PLUS + MORE, device="pool", max_batch=4, concurrency=2, max_workers=1)
     answers = together.map(lambda value: ask(pool, "several", value), [float(number) for number in range(32)])
     assert [answer[0] for answer in answers] == [2 * (2 * (number + 1) + 1) + number for number in range(32)]
@@ -280,7 +280,7 @@ def test_a_handler_that_hangs_ends_with_its_request(pool: NodeProcess, together,
     assert first != second
 
 
-def test_a_cancelled_request_cancels_its_call(slow: NodeProcess, together):
+def test_a_request_cancelled_within_its_call_affects_no_other(slow: NodeProcess, together):
     # The device is busy for a second, so the call of the second request waits.
     deploy(slow, "g", Scale(3.0), handler=PLUS + MORE, device="pool")
     empty(slow)

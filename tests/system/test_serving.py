@@ -40,7 +40,7 @@ def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeP
         assert ask(node, "sleeper", value) == [2.0 * value + 1.0] * 4
 
 
-def test_idle_workers_stay_until_others_need_their_memory(make_node):
+def test_idle_workers_stay_until_others_need_their_capacity(make_node):
     node = make_node("--workers-max", "2")
     for factor in range(3):
         deploy(node, f"f{factor}", Scale(float(factor)), isolation="function")
@@ -67,7 +67,7 @@ def test_answers_equal_plain_pytorch_at_every_batch(node: NodeProcess):
         assert torch.equal(torch.from_numpy(answer.copy()), expected)
 
 
-def test_concurrent_requests_share_runs_and_get_their_own_answers(node: NodeProcess):
+def test_concurrent_requests_of_a_function_with_batches_get_their_own_answers(node: NodeProcess):
     deploy(node, "batched", max_batch=8, handler=None)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda n: ask(node, "batched", float(n)), range(64)))
@@ -183,7 +183,7 @@ def test_an_unload_ends_a_load_in_progress(node: NodeProcess):
     assert ask(node, "slow-to-wake", 0.0) == [1.0] * 4
 
 
-def test_removal_leaves_nothing_and_names_are_not_found_afterwards(node: NodeProcess):
+def test_a_removed_function_is_not_found_and_its_version_number_is_not_used_again(node: NodeProcess):
     deploy(node, "gone", Scale(99.0))
     node.client.remove("gone")
     with pytest.raises(NotFoundError, match="'gone'"):

@@ -19,7 +19,7 @@ from overwinter.cli.main import main
 from overwinter.core.errors import OverwinterError
 
 from .nodes import NodeProcess, wait_until
-from .test_families import actions, put, put_to_sleep, variant
+from .test_families import actions, kill_trial_workers, put, variant
 
 MOODY = """
 import os, time
@@ -55,16 +55,16 @@ def state(node: NodeProcess, key: str) -> int:
 
 @pytest.fixture
 def node(shared_node, request) -> NodeProcess:
-    """Return a node with three variants, awake in one worker; another worker starts only if that one hangs. The
-    parameter is how long a run may take.
+    """Return a node with three variants, awake in one worker; another worker starts only if that one hangs or ends.
+    The parameter is how long a run may take.
     """
     timeout_s = getattr(request, "param", 60.0)
     node = shared_node("--workers-max", "2", "--cores", "1")
     for number in (1, 2, 3):
         put(node, number, handler=MOODY, keep_alive_s=30.0, max_batch=8, timeout_s=timeout_s)
-    put_to_sleep(node)
+    kill_trial_workers(node)
     assert all(near(node, number) for number in (1, 2, 3))
-    # One that fell asleep may still be ending.
+    # A worker of the trials may still be ending.
     wait_until(lambda: len(node.worker_pids()) == 1)
     return node
 
@@ -116,7 +116,7 @@ def test_the_cli_shows_shared_runs_and_their_costs(node):
     assert 'overwinter_shared_runs_total{function="v2"} 1.0' in node.client.metrics()
     shown = CliRunner().invoke(main, ["explain", "v2", "--url", node.url])
     assert "1 of 2, 1 of 2 requests" in shown.stdout
-    # The billed times add up to the time of the runs, whichever function led them.
+    # The usage of a function includes its charge for a shared run, whichever function led the run.
     used = {each["function"]: each["core_ms"] for each in node.client.usage()}
     assert used["v2"] >= results[2]["charged_s"] * 1000 * 0.99
 

@@ -1,4 +1,4 @@
-"""The telemetry of a real node: metrics, activity, explanations, usage, and byte counts that equal the kernel's."""
+"""The telemetry of a real node: metrics, activity, explanations, usage, and bytes that agree with the kernel's."""
 
 import json
 import os
@@ -175,7 +175,7 @@ def test_a_truncated_block_is_reported_once_and_counted(tmp_path):
         node.clean()
 
 
-def test_nothing_reveals_that_another_tenant_has_the_same_blocks_in_memory(node):
+def test_an_unloaded_function_does_not_reveal_that_another_tenant_has_its_blocks_in_memory(node):
     deploy(node, "copied", Scale(2.0), tenant="copier")
     with Client(node.url, tenant="copier") as copier:
         copier.unload("copied")

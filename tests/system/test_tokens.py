@@ -159,8 +159,8 @@ def test_answers_do_not_depend_on_functions_of_other_tenants(tenants: Tenants) -
 
 def test_blocks_of_another_tenant_are_missing_and_cannot_be_used(tenants: Tenants) -> None:
     assert tenants.secret
-    nobodys = ["ab" * 32, *tenants.secret]
-    assert tenants.bob.missing(nobodys) == nobodys
+    wanted = ["ab" * 32, *tenants.secret]
+    assert tenants.bob.missing(wanted) == wanted
     assert tenants.alice.missing(tenants.secret) == []
     stolen = made("stolen", 3.0).manifest
     absent = made("stolen", 5.0).manifest

@@ -61,7 +61,7 @@ def test_a_sample_that_is_not_answered_refuses_the_deploy(node: NodeProcess):
         deploy(node, "refused", broken, {"row": ["1,2,3,4"]})
 
 
-def test_a_sample_of_a_function_without_a_handler_is_run_too(node: NodeProcess):
+def test_a_sample_is_accepted_for_a_function_without_a_handler(node: NodeProcess):
     made = export(Scale(2.0), {"x": torch.zeros(2, 4)})
     packed = package("sampled", made.program, made.weights, samples=[{"x": torch.ones(3, 4)}])
     assert packed.upload(node.client).warning == ""

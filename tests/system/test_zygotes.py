@@ -51,7 +51,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 def found_in(pid: int, words: list[bytes]) -> list[bytes]:
-    """Return which words are in memory that the process wrote; raise PermissionError if it may not be inspected."""
+    """Return which words are in memory that the process may write; raise PermissionError if it may not be inspected."""
     found = set()
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -71,7 +71,7 @@ def found_in(pid: int, words: list[bytes]) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def zygotes(node: NodeProcess) -> list[int]:
-    """Return the zygotes of a node on which two tenants' functions have been woken, one of each with a handler."""
+    """Return the zygotes of a node that answered requests for two functions of each tenant, one with a handler."""
     before = set(node.zygotes())
     for tenant in TENANTS:
         deploy_marked(node, f"{tenant}-plain", tenant)
@@ -85,7 +85,7 @@ def zygotes(node: NodeProcess) -> list[int]:
 
 
 def warmed_up(node: NodeProcess, before: set[int]) -> bool:
-    """Whether the new zygotes hold a program each, or are sandboxed where their memory may not be inspected."""
+    """Whether the new zygotes hold a program each; where memory may not be inspected, whether they are sandboxed."""
     new = [pid for pid in node.zygotes() if pid not in before]
     try:
         return all(found_in(pid, words()) for pid in new)
@@ -97,7 +97,7 @@ def words() -> list[bytes]:
     return [marker(tenant).encode() for tenant in TENANTS]
 
 
-def test_no_privileged_process_holds_a_program_or_a_weight(node: NodeProcess, zygotes):
+def test_the_base_zygote_is_not_sandboxed_and_holds_no_program_or_weight(node: NodeProcess, zygotes):
     uncontained = [pid for pid in (node.process.pid, *zygotes) if status(pid)["Seccomp"] == "0"]
     assert uncontained == [node.process.pid, zygotes[0]]
     base = zygotes[0]
@@ -107,7 +107,7 @@ def test_no_privileged_process_holds_a_program_or_a_weight(node: NodeProcess, zy
     assert [link for link in links if "memfd" in link or str(node.shm) in link] == []
 
 
-def test_a_tenants_zygote_has_the_sandbox_of_its_workers(node: NodeProcess, zygotes):
+def test_each_tenants_zygote_is_sandboxed_and_has_a_separate_user(node: NodeProcess, zygotes):
     for pid in zygotes[1:]:
         its = status(pid)
         assert (its["Seccomp"], its["NoNewPrivs"]) == ("2", "1")
@@ -125,13 +125,13 @@ def test_two_tenants_never_share_a_zygote_that_holds_programs(node: NodeProcess,
     assert sorted(each for each in held if each) == [[word] for word in words()]
 
 
-def test_workers_with_and_without_a_handler_wake_from_their_tenants_zygote(node: NodeProcess, zygotes):
+def test_workers_with_and_without_a_handler_are_forked_by_tenants_zygotes(node: NodeProcess, zygotes):
     for tenant in TENANTS:
         for name in (f"{tenant}-again", f"{tenant}-again-handled"):
             deploy_marked(node, name, tenant, HANDLER if "handled" in name else None)
-            asked = set(node.worker_pids())
+            before = set(node.worker_pids())
             node.client.infer(name, {"x": torch.ones(1, 4)})
-            new = set(node.worker_pids()) - asked
+            new = set(node.worker_pids()) - before
             table = parents_of_all()
             assert {table[pid] for pid in new} <= set(zygotes[1:])
 

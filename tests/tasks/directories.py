@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-LANES = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_feat_extract_layers": 2}
+CONVOLUTIONS = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_feat_extract_layers": 2}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "quick", "fox", "came", "slow", "##ly", "to", "it", "works", "well", "winter", "snow", "!", "&"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -70,7 +70,7 @@ def speech_directory(path: Path, **config) -> Path:
     vocabulary.unlink()
     transformers.Wav2Vec2FeatureExtractor(do_normalize=True).save_pretrained(path)
     places = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
-    made = transformers.Wav2Vec2Config(**SIZES, **LANES, **places, vocab_size=len(letters), **config)
+    made = transformers.Wav2Vec2Config(**SIZES, **CONVOLUTIONS, **places, vocab_size=len(letters), **config)
     _spread(transformers.Wav2Vec2ForCTC(made)).save_pretrained(path)
     return path
 

@@ -133,7 +133,7 @@ def test_too_long_a_text_is_cut_only_where_the_pipeline_cuts_it(weather, tags, a
         ask("weather", text=[long])
 
 
-def test_what_is_no_text_is_said(weather, ask):
+def test_text_that_is_not_utf_8_is_refused(weather, ask):
     with pytest.raises(CallerError, match="'text' is not UTF-8"):
         ask("weather", text=[b"works", b"\xff\xfe"])
     assert len(ask("weather", text=[b"works"])["labels"]) == 1

@@ -119,9 +119,7 @@ SIBLING = (
 
 
 def idle_ms(steps, usage_file):
-    """Return the amount that each function is billed for idle cores in ten seconds, before and after its worker has
-    ended.
-    """
+    """Return the time of idle cores that each function has in ten seconds; the end of its worker must not change it."""
     statistics = Statistics()
     meter = Meter(statistics, usage_file, print)
     for now, event, *actions in steps:

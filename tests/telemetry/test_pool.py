@@ -231,10 +231,10 @@ def test_blocks_that_are_brought_ahead_are_charged_to_no_function(tmp_path):
     [executor] = world.statistics.pool.executors
     brings = RunOnDevice(executor, "virtual:0", 99, "f@1", (), 600_000)
     world.statistics.observe(world.now, UnloadAsked("other@1"), [brings])
-    ledger = UsageFile(tmp_path / "usage.sqlite")
-    [used] = Meter(world.statistics, ledger, print).usage(None, world.now + 5, DAY)
+    usage_file = UsageFile(tmp_path / "usage.sqlite")
+    [used] = Meter(world.statistics, usage_file, print).usage(None, world.now + 5, DAY)
     assert (used.device.device_ms, used.device.idle_ms) == (pytest.approx(1000), pytest.approx(1000))
-    ledger.close()
+    usage_file.close()
 
 
 def test_without_devices_nothing_is_added(tmp_path):

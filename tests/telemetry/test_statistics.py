@@ -189,7 +189,7 @@ def test_functions_that_share_a_run_on_a_device_pay_for_it_by_their_requests():
     assert moved == {"f": (9, 6), "g": (0, 0)}
 
 
-def test_a_call_of_a_program_that_was_removed_meanwhile_is_answered():
+def test_a_call_of_a_program_that_was_removed_meanwhile_leaves_no_open_request():
     program = spec("f:program", device="any")
     seen = read(
         (0.0, Deployed(program, resident=True), StartExecutor(1, "virtual:0")),
@@ -209,7 +209,7 @@ def test_a_run_without_requests_whose_executor_died_is_no_prefetch():
     assert [each.pool.devices["virtual:0"].prefetches for each in (ended, died)] == [1, 0]
 
 
-def test_a_death_under_a_run_is_a_crash_and_its_request_a_retry():
+def test_a_death_during_a_run_is_a_crash_and_its_request_a_retry():
     seen = read(
         (0.0, Deployed(spec("f"), resident=True)),
         (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1")),
@@ -268,7 +268,7 @@ def test_an_eviction_is_counted_and_explained():
 
 
 @pytest.mark.parametrize("gone", [Removed("f@1"), Evict("f@1", "room")])
-def test_what_was_held_is_owed_by_equal_parts(gone):
+def test_what_was_held_is_charged_in_equal_parts(gone):
     steps = [
         (0.0, Deployed(spec("f"), resident=True)),
         (0.0, Deployed(spec("g", blobs=(("a", 10),)), resident=True)),

@@ -59,7 +59,7 @@ def test_a_message_that_is_too_large_is_not_decoded(ends, tmp_path):
     assert right.receive(bytes_max=1000) == (Note(2), [])
 
 
-def test_a_closed_end_is_reported_to_both_sides(ends):
+def test_a_closed_end_is_reported_to_the_other_when_it_receives_and_when_it_sends(ends):
     left, right = ends
     left.send(Note(1))
     left.close()

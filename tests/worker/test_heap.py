@@ -25,7 +25,7 @@ import ctypes
 kept = []
 given = huge = 0
 for _ in range(5):
-    # Wherever between two huge pages the end lies.
+    # Move the end of the heap: in each round it lies at another place between two huge pages.
     kept += [torch.empty(10_000) for _ in range(10)]
     blocks = [torch.ones(10_000) for _ in range(48)]
     huge = max(huge, own_kib("AnonHugePages:"))

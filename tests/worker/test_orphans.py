@@ -50,7 +50,7 @@ print(json.dumps([os.getpid(), known]), flush=True)
 sys.stdin.readline()
 os.kill(known, 9)
 """
-"""Kills what a process leaves that forked three others; prints the processes that should be left."""
+"""Kills the orphans of a process that forked three others; prints the processes that should be left."""
 
 
 @pytest.mark.parametrize("uid", [0, UID])

@@ -81,7 +81,7 @@ def test_a_run_alone_equals_plain_pytorch_bit_for_bit():
     assert torch.equal(outcome["sum"], expected(ids([1, 2, 3], [4, 5, 6])))
 
 
-def test_a_handler_stands_before_and_after_and_fails_alone():
+def test_a_handler_runs_before_and_after_the_program_and_fails_alone():
     made, _ = runner(
         "def preprocess(inputs, state):\n"
         "    return {'ids': inputs['raw'] + 1}\n"
@@ -97,7 +97,7 @@ def test_a_handler_stands_before_and_after_and_fails_alone():
     assert "line 4" in bad.message
 
 
-def test_a_handler_that_returns_no_tensor_or_a_wrong_type_is_named():
+def test_errors_say_which_tensor_or_type_a_handler_must_return_or_returned():
     nothing, _ = runner("def preprocess(inputs, state):\n    return {'ids': [1, 2]}\n")
     wrong, _ = runner("import torch\ndef preprocess(inputs, state):\n    return {'ids': torch.zeros(1, 2)}\n")
     none, _ = runner("def postprocess(outputs, inputs, state):\n    return None\n")
@@ -106,7 +106,7 @@ def test_a_handler_that_returns_no_tensor_or_a_wrong_type_is_named():
     assert "NoneType" in none.answer([ids([1])])[0].message
 
 
-def test_a_warm_up_runs_the_program_on_zeros():
+def test_a_warm_up_runs_the_program_once_on_a_batch_of_one():
     made, shapes = runner()
     made.warm_up()
     assert shapes == [(1, 3)]

@@ -128,7 +128,7 @@ arm = platform.machine() == "aarch64"
 log = os.dup(1)
 missing = Sandbox().enter(None, WorkerLimits(4 << 30, 1 << 30), [0, 1, 2, log])
 if any("not filtered" in lack for lack in missing):
-    # What follows would be done, and to the tests themselves.
+    # Without the filter the calls below would take effect, also on the tests themselves.
     print(json.dumps({"missing": missing}))
     sys.exit()
 own, other = os.getpid(), os.getppid()

@@ -126,7 +126,7 @@ def test_what_two_functions_share_runs_once():
     assert family.prepared.splits.of(own) is split
 
 
-def test_functions_that_differ_in_ever_other_weights_come_to_need_no_further_splits():
+def test_functions_that_differ_in_many_sets_of_weights_need_no_further_splits_after_some_time():
     family = Family(Mixed(), IDS)
     splits = [family.prepared.splits.of(frozenset({number})) for number in range(SPLITS_KEPT)]
     names = {weight.name: number for number, weight in enumerate(family.program.weights)}

@@ -1,4 +1,4 @@
-"""A new version that fails its author's requests is refused; one that fails generated requests only gets a note."""
+"""A new version that fails its author's requests is refused; one that fails only a generated request gets a warning."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_a_request_is_generated_from_what_the_handler_declares(prepared):
     assert trial.generated_warning(runner(prepared, LENGTHS), TEXTS) == ""
 
 
-def test_a_request_of_the_programs_own_inputs_is_zeros_of_its_example(prepared):
+def test_a_request_of_the_programs_own_inputs_has_the_sizes_of_its_example(prepared):
     made = runner(prepared, "def preprocess(inputs, state):\n    assert inputs['x'].shape[1] == 3\n    return inputs\n")
     assert trial.generated_warning(made, made.program.inputs) == ""
 
@@ -76,7 +76,7 @@ def test_a_failure_on_a_generated_request_is_reported_with_a_remedy(prepared, ha
 
 
 @pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())
-def test_what_fails_on_a_sample_refuses(prepared, handler, words):
+def test_what_fails_on_a_sample_is_refused(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
     with pytest.raises((HandlerError, CallerError), match=words):
         trial.check_samples(made, [{"x": torch.ones(1, 3)}])
@@ -88,7 +88,7 @@ def test_a_handler_that_waits_forever_is_reported(prepared, monkeypatch):
     assert "more than 1 s" in trial.generated_warning(made, made.program.inputs)
 
 
-def test_a_handler_that_waits_for_ever_at_a_sample_refuses(prepared, monkeypatch):
+def test_a_handler_that_waits_for_ever_at_a_sample_is_refused(prepared, monkeypatch):
     monkeypatch.setattr(trial, "SAMPLES_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     with pytest.raises(HandlerError, match="sample 1.*more than 1 s"):

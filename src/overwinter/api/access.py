@@ -25,7 +25,7 @@ TENANT = b"overwinter-tenant"
 ONCE = {HOST: "Host", AUTHORIZATION: "Authorization", TENANT: "Overwinter-Tenant"}
 """The headers that a request may have once. Of two, a proxy could check one, and the node use the other."""
 DEFAULT = TenantId("default")
-"""The default in a request's header. A request with a token then acts for the token's tenant."""
+"""The tenant of a request without the header. With a token, this name stands for the token's tenant."""
 DEFAULT_HEADER = DEFAULT.encode()
 HEADER_MAX = 256
 CALLER = "overwinter.caller"
@@ -97,7 +97,7 @@ class Access:
             return self.anonymous
         authorization = headers.get(AUTHORIZATION, b"")
         grant = self._grants.get(authorization) or self._authenticate(authorization)
-        if grant.rate is not None and (wait_s := grant.rate.wait_s(clock.now())):
+        if grant.rate is not None and (wait_s := grant.rate.take(clock.now())):
             tenant = grant.caller.tenant
             raise RateError(f"tenant {tenant!r} may send {grant.rate.per_s:g} requests a second: wait", wait_s)
         tenant_header = headers.get(TENANT, grant.tenant_header)

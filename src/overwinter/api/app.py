@@ -28,7 +28,7 @@ from overwinter.core.config import RequestLimits
 from overwinter.node.threads import Threads
 
 DISK_THREADS = 4
-FLUSH_S = 2
+CLOSE_WAIT_S = 2
 """How long a stop waits for clients to close their connections after everything is answered."""
 ACCEPTED_MAX = 16
 """The most connections that are accepted in one iteration of the event loop."""
@@ -80,18 +80,18 @@ async def serve(app: ASGIApp, listener: socket.socket, limits: RequestLimits, dr
     )
     server = _Server(config)
     server.servers = []
-    # The loop accepts one connection in each iteration for each listening socket. These share one queue: an iteration
-    # that runs many requests is long, and the new connections of other clients would wait for many iterations.
+    # The loop accepts one connection in each iteration for each listening socket, and all these sockets share one
+    # queue. With one socket, new connections would wait for many iterations, which are long while many requests run.
     listeners = [listener, *(listener.dup() for _ in range(ACCEPTED_MAX - 1))]
     async with asyncio.TaskGroup() as tasks:
         sweeping = tasks.create_task(_sweep(connections))
         try:
             await server.serve(listeners)
         finally:
-            # Some listen already before the server has started.
+            # Even a start that was cancelled may have opened some servers.
             if server.servers:
                 # Requests that are unanswered after the drain are refused because the node stops.
-                config.timeout_graceful_shutdown = FLUSH_S if await drain.finish() else 0
+                config.timeout_graceful_shutdown = CLOSE_WAIT_S if await drain.finish() else 0
                 await server.shutdown(listeners)
             for each in listeners:
                 each.close()

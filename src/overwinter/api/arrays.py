@@ -32,8 +32,8 @@ def to_tensor(name: str, value: ArrayLike, spec_of: Callable[[], TensorSpec]) ->
 
 
 def from_tensor(tensor: Tensor) -> Any:
-    """Convert a tensor to a NumPy array, or to nested lists without NumPy; BF16 becomes float32, exactly, and BYTES
-    bytes.
+    """Convert a tensor to a NumPy array, or to nested lists without NumPy. BF16 becomes float32, exactly; elements of
+    BYTES become bytes.
     """
     try:
         import numpy

@@ -25,7 +25,7 @@ FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
 RECORDS_PER_S = 20.0
 PATH_MAX = 512
-"""The most characters of a path; the rest is left out, and more of one with characters that JSON escapes."""
+"""The most characters of a path; the rest is left out. A path with characters that JSON escapes may be cut shorter."""
 ESCAPED_BYTES = 6
 """The bytes of an escaped character."""
 TENANTS_MAX = 10_000
@@ -74,7 +74,7 @@ class Audit:
         if len(self._rates) > TENANTS_MAX:
             # The number of tenants is not bounded, because an administrator may act for any name.
             self._rates.clear()
-        if self._rates.setdefault(tenant, Rate(RECORDS_PER_S)).wait_s(now):
+        if self._rates.setdefault(tenant, Rate(RECORDS_PER_S)).take(now):
             self._left_out[tenant] += 1
             return
         left_out = self._left_out.pop(tenant, 0)

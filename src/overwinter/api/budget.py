@@ -15,7 +15,7 @@ from overwinter.core.errors import OverloadedError, TooLargeError
 
 MEMORY_DIVISOR = 8
 """The default memory for requests is the free memory of the machine divided by this."""
-MEMORY_BYTES = 4 << 30
+MEMORY_ASSUMED_BYTES = 4 << 30
 """The free memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
 """A request that needs no more memory than this is accepted even if the memory is in use."""
@@ -85,7 +85,7 @@ class Budget:
                 "send less at once, or start the node with more --requests-bytes-max"
             )
 
-    def add(self, caller: str, nbytes: int) -> None:
+    def change(self, caller: str, nbytes: int) -> None:
         """Change the reserved amount; waiting reservations get freed memory round-robin by caller."""
         held = self.held_by.get(caller, 0) + nbytes
         self.held += nbytes
@@ -184,7 +184,7 @@ class Reservation:
     def take(self, nbytes: int) -> None:
         """Reserve this much more, even beyond the budget."""
         self.nbytes += nbytes
-        self._budget.add(self.caller, nbytes)
+        self._budget.change(self.caller, nbytes)
 
     def reserve(self, nbytes: int) -> bool:
         """Reserve an announced amount, or return False if the request must wait for it. Raises TooLargeError."""
@@ -212,7 +212,7 @@ class Reservation:
 
     def close(self) -> None:
         """Release the whole reservation."""
-        self._budget.add(self.caller, -self.nbytes)
+        self._budget.change(self.caller, -self.nbytes)
         self.nbytes = 0
 
 
@@ -228,5 +228,5 @@ def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
     """Return the budget of a node with this much free memory; None: the amount is unknown."""
     nbytes = limits.requests_bytes_max
     if nbytes is None:
-        nbytes = (memory_bytes or MEMORY_BYTES) // MEMORY_DIVISOR
+        nbytes = (memory_bytes or MEMORY_ASSUMED_BYTES) // MEMORY_DIVISOR
     return Budget(nbytes, limits.caller_share, limits.memory_wait_s)

@@ -191,8 +191,8 @@ class Client:
         options: ProfileOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure the configurations of `options` that are not known yet on the node's machine; a list that it lacks is
-        1, 2, 4 and so on, up to the function's setting. Takes seconds to minutes; closing the client ends it.
+        """Measure the configurations of `options` that are not known yet on the node's machine; a list that `options`
+        lacks is 1, 2, 4 and so on, up to the function's setting. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())
@@ -200,7 +200,7 @@ class Client:
             with self._http.stream("POST", path, content=body, headers={TENANT: self.tenant}) as response:
                 if not response.is_success:
                     response.read()
-                    _raise_error(response)
+                    _raise_for_status(response)
                 return _measured(response.iter_lines(), progress)
         except httpx.ConnectError as error:
             raise self._unreachable(error) from error
@@ -297,12 +297,12 @@ class Client:
         response = self._request("GET", path)
         if response.status_code == 400:
             return False
-        _raise_error(response)
+        _raise_for_status(response)
         return True
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         response = self._request(method, path, **options)
-        _raise_error(response)
+        _raise_for_status(response)
         return response
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -318,7 +318,7 @@ class Client:
         return MachineError(f"no node answers at {self._url} ({error}): start one with `overwinter serve`")
 
 
-def _raise_error(response: httpx.Response) -> None:
+def _raise_for_status(response: httpx.Response) -> None:
     if response.is_success:
         return
     try:

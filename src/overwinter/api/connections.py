@@ -194,7 +194,7 @@ class Connections:
                     connection.abort()
 
     def _check_rate(self, connection: Connection, waits: Waits, now: float) -> None:
-        """Close a connection if less of a body than the minimum rate arrived since the last check of the rate."""
+        """Close a connection if a body has arrived below the minimum rate since the last check of the rate."""
         seen, since = self._open[connection]
         if now - since < self.limits.stall_s:
             return
@@ -217,8 +217,8 @@ class Connections:
         return True
 
     def _closable(self, counts: dict[str, int]) -> Connection | None:
-        """Return a connection that may be closed: of these clients, the one with the most connections that has such a
-        connection. None: there is none.
+        """Return a connection that may be closed; None if there is none. It is of the client with the most connections
+        among these clients; clients without such a connection are skipped.
         """
         first = max(counts, key=counts.__getitem__)
         connection = next(iter(self._idle.get(first, ())), None) or self._waiting_one(first, self._open)

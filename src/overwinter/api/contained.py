@@ -2,7 +2,7 @@
 
 The checks in `model/saved.py` and `model/pretrained.py` refuse files with more than data. But PyTorch and
 `transformers` resolve, evaluate, import and download so much by names in a file that a list may miss something. What it
-misses runs here: it can read the model and Python's libraries, write its result, and reach no network, no process and
+misses runs here and can read the model and Python's libraries, write its result, and reach no network, no process and
 no other file. The result is data, and is checked as a node checks an upload.
 
 Run as `python -P -m overwinter.api.contained RESULT WEIGHTS`, which are descriptors; standard input is an `_Order`.
@@ -53,7 +53,7 @@ class DeployableModel(NamedTuple):
 
 
 class _Order(msgspec.Struct):
-    """What to open. `path`: a `.pt2` file, or a directory of `transformers`, for which `task` and `options` are."""
+    """What to open: a `.pt2` file, or a directory of `transformers`. `task` and `options` are for a directory only."""
 
     path: str
     max_batch: int
@@ -100,7 +100,7 @@ def open_contained(
             check=False,
         )
         if run.returncode:
-            raise ProgramError(f"{path.name} cannot be opened: {_end(run.returncode, output)}")
+            raise ProgramError(f"{path.name} cannot be opened: {_ending(run.returncode, output)}")
         result.seek(0)
         return _opened(path, task, result.read(RESULT_BYTES_MAX + 1), weights.fileno())
 
@@ -121,7 +121,7 @@ def open_here(
     return DeployableModel(agreed, directory.handler, directory.assets, directory.samples)
 
 
-def _end(code: int, output: IO[bytes]) -> str:
+def _ending(code: int, output: IO[bytes]) -> str:
     if code > ENDED_BY_SIGNAL:
         return f"the process that opened it was ended by signal {code - ENDED_BY_SIGNAL}"
     output.seek(max(0, os.fstat(output.fileno()).st_size - MESSAGE_MAX))

@@ -280,7 +280,9 @@ def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["
 
 
 def bytes_of(weight: "torch.Tensor") -> memoryview:
-    """Return the bytes of a tensor without gaps, in their order in memory, not copied: it must outlive them."""
+    """Return the bytes of a tensor, which has no gaps, in their order in memory. They are not copied: the tensor must
+    outlive them.
+    """
     if not weight.nbytes:
         return memoryview(b"")
     return memoryview((ctypes.c_char * weight.nbytes).from_address(weight.data_ptr())).cast("B")

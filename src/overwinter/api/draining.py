@@ -22,7 +22,7 @@ class Drain:
         self.in_progress += 1
 
     def leave(self) -> None:
-        """Uncount a request that ended."""
+        """Stop counting a request that ended."""
         self.in_progress -= 1
         if self.begun and not self.in_progress:
             self._over.set()

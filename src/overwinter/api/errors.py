@@ -30,8 +30,8 @@ def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Respo
     if isinstance(error, HTTPException):
         return _no_operation(scope)
     if not isinstance(error, OverwinterError):
-        name, own = scope.get("path_params", {}).get("name"), scope[FIELDS].get(REQUEST_ID, b"")
-        about = {"function": name, "request": own[:REQUEST_ID_MAX].decode(errors="replace")}
+        name, request_id = scope.get("path_params", {}).get("name"), scope[FIELDS].get(REQUEST_ID, b"")
+        about = {"function": name, "request": request_id[:REQUEST_ID_MAX].decode(errors="replace")}
         _log.error("a request failed unexpectedly", exc_info=error, extra=about)
     elif error.totals:
         # The totals without their numbers name what is full. Any caller can cause refusals.

@@ -94,7 +94,7 @@ class StreamingResponse(responses.StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Send the head, the produced chunks, and the end."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # The client has disconnected, or a drain has ended: no one reads the answer.
+        # Cancelled if the client has disconnected, or a drain has ended: the answer ends after what was written.
         with suppress(asyncio.CancelledError):
             await self._produce(lambda chunk: send({"type": "http.response.body", "body": chunk, "more_body": True}))
         await send({"type": "http.response.body", "body": b""})

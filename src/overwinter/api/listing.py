@@ -11,7 +11,7 @@ from overwinter.api.budget import Reservation
 from overwinter.api.exchange import encode_json
 from overwinter.api.steps import Steps
 
-STEP_COUNT = 8
+STEP_ITEMS = 8
 """The most items that are encoded in one step."""
 STEP_BYTES = 8 << 10
 """A step ends with the item that exceeds this: a description may have 64 KiB, and be slow to encode."""
@@ -32,7 +32,7 @@ def listed(things: Iterable[T], describe: Callable[[T], object], reservation: Re
         reservation.grow(len(encoded))
         text += encoded
         count += 1
-        if count == STEP_COUNT or len(text) > end:
+        if count == STEP_ITEMS or len(text) > end:
             yield
             count, end = 0, len(text) + STEP_BYTES
     text[max(1, len(text) - 1) :] = b"]"

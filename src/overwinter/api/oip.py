@@ -18,8 +18,8 @@ from overwinter.core.tensor import (
     BYTES,
     ELEMENTS_MAX,
     ELEMENTS_OF_STEP,
-    NAME_MAX,
     RANK_MAX,
+    TENSOR_NAME_MAX,
     TENSORS_MAX,
     Buffer,
     Tensor,
@@ -32,10 +32,10 @@ SIDE_BYTES_MAX = 1 << 20
 """The most bytes of a request's JSON without the elements of tensors."""
 OBJECTS_MAX = 4 * TENSORS_MAX + 8
 """The most JSON objects in a request: tensors, their parameters, and a few more."""
-STRINGS_MAX = 8
+OBJECT_STRINGS_MAX = 8
 """The most strings in such an object."""
 
-Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
+Name = Annotated[str, msgspec.Meta(max_length=TENSOR_NAME_MAX)]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
 
@@ -218,7 +218,7 @@ def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
         # Exclude braces inside of strings.
         plain = head.replace(rb"\\", b"").replace(rb"\"", b"")
         yield
-        strings, most = plain.count(b'"') // 2, elements_max + OBJECTS_MAX * STRINGS_MAX
+        strings, most = plain.count(b'"') // 2, elements_max + OBJECTS_MAX * OBJECT_STRINGS_MAX
         if strings > most:
             raise TooLargeError(
                 f"the request has {strings} JSON strings, and at most {most} are accepted: send fewer elements of BYTES"

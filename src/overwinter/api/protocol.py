@@ -26,7 +26,7 @@ HEADER_BYTES = 32
 """Parsing a header takes as long as parsing this many bytes, in addition to its own bytes."""
 STEP_BYTES_MIN = 64
 """A step counts as at least this many bytes of a head or of chunk sizes."""
-HEAD_BYTES = 512
+HEAD_USUAL_BYTES = 512
 """The bytes of a usual head, with those of its headers."""
 URL_MAX = 8 << 10
 BUSY = 503
@@ -138,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
             work += max(len(step) - self._step_body_bytes, STEP_BYTES_MIN)
             if not self._in_body or work >= STEP_BYTES:
                 break
-        self._connections.parsing.spend((work + HEADER_BYTES * self._headers_count) // HEAD_BYTES)
+        self._connections.parsing.spend((work + HEADER_BYTES * self._headers_count) // HEAD_USUAL_BYTES)
         if self._is_unparsed():
             self._is_held = self._must_hold()
             if not self._is_held:

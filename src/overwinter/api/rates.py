@@ -11,7 +11,7 @@ class Rate:
         self._left = max(1.0, per_s)
         self._at = 0.0
 
-    def wait_s(self, now: float) -> float:
+    def take(self, now: float) -> float:
         """Take a token and return 0; without a token, return the seconds until the next one."""
         left = min(max(1.0, self.per_s), self._left + max(0.0, now - self._at) * self.per_s)
         self._at = now

@@ -39,7 +39,7 @@ class StepRunner:
         """Run all steps and return the result."""
         done = _step(steps)
         while done is None:
-            # A caller's other requests, and those of each other caller, run a step before this one runs its next.
+            # Each step is a turn of its own: the turns rotate among callers, and among the requests of each caller.
             async with self._turns.turn(caller):
                 await asyncio.sleep(0)
                 done = _step(steps)

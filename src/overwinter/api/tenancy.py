@@ -58,7 +58,8 @@ class TenantNames:
 
     def translated_bytes(self, text: bytes) -> bytes:
         """Convert the node's names in a text with escapes (JSON, metrics) to the tenant's."""
-        # A zero byte, which no such text contains, stands for an escaped backslash: each other one begins an escape.
+        # A zero byte, which no such text contains, stands for an escaped backslash. Each other backslash begins an
+        # escape.
         text = self._escaped.sub(b"", text.replace(ESCAPED_BACKSLASH, b"\0"))
         return text.replace(b"\0", ESCAPED_BACKSLASH)
 

@@ -169,7 +169,7 @@ class ModelSource(NamedTuple):
 def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tuple[str, str | File]]") -> "Package":
     """Open and export the model, compare the program with it, and return the package of the function.
 
-    `function`: further arguments of `package`. A directory with a task has a handler and assets, which replace those.
+    `function`: further arguments of `package`. The handler and the assets of a task replace those in `function`.
     """
     from overwinter.api.contained import DeployableModel, open_contained, open_here
     from overwinter.api.deployer import declared_tensors, package

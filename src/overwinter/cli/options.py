@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from overwinter.api.client import Client
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-TOKEN = "overwinter.token"
+TOKEN_KEY = "overwinter.token"
 """The key of the token in the context of a command."""
 BYTES_OF = {
     "": 1,
@@ -50,7 +50,7 @@ def size_text(nbytes: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters except line ends and tabs: by them an author's text could control the terminal."""
+    """Replace control characters, by which an author's text could control the terminal, except line ends and tabs."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
@@ -98,7 +98,7 @@ def node_url(command: Command) -> Command:
 
 
 def _keep_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
-    ctx.meta[TOKEN] = value or None
+    ctx.meta[TOKEN_KEY] = value or None
 
 
 def as_json(command: Command) -> Command:
@@ -117,7 +117,7 @@ def connect(url: str, timeout_s: float = 75.0, tenant: str = "default") -> "Clie
     """Return a client of the node at `url`; raise a usage error if the address or the tenant is invalid."""
     from overwinter.api.client import Client
 
-    token = click.get_current_context().meta.get(TOKEN)
+    token = click.get_current_context().meta.get(TOKEN_KEY)
     return Client(checked_url(url), timeout_s, checked_name("--tenant", tenant), token)
 
 

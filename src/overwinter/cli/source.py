@@ -1,6 +1,6 @@
 """Opens the SOURCE of `overwinter deploy SOURCE`.
 
-    `module:callable`     called without arguments; returns (module, example_inputs), or with dynamic as a third
+    `module:callable`     called without arguments; returns (module, example_inputs[, dynamic])
     `model.pt2`           written by torch.export.save
     a directory           written by save_pretrained of transformers; with a task, it includes a handler
 

@@ -94,8 +94,8 @@ def _settings_of(function: Description) -> Description:
 
 
 def _sharing_facts(function: Description) -> dict[str, str]:
-    """Return the functions that share its workers, and what each worker has bound. With `device = "pool"` these are its
-    devices and the workers of its handler, with `device = "any"` all of these.
+    """Return the functions that share its workers, and what each worker has bound; with `device = "pool"`, instead, its
+    devices and the workers of its handler; with `device = "any"`, its devices in addition.
     """
     device, facts = function["settings"].get("device", "cpu"), dict[str, str]()
     if device != "cpu":
@@ -119,7 +119,7 @@ def version_text(function: Description) -> str:
 
 
 def traffic_text(function: Description) -> str:
-    """Format the share of the requests without a version that this version gets, and why."""
+    """Format which share of the requests that name no version goes to this version, and why."""
     why = "as promoted or split" if function["promoted"] else "the newest version gets all"
     return f"{function['traffic']}% of the requests that name no version ({why})"
 
@@ -142,8 +142,8 @@ def family_text(function: Description) -> str:
 
 
 def locations_text(function: Description, device: str | None) -> str:
-    """Format which workers have bound a function. With `device = "pool"` these are the devices on which it is resident
-    and the workers of its handler, with `device = "any"` all of these.
+    """Format which workers have bound a function; with `device = "pool"` or `"any"`, after the devices on which it is
+    resident. With `"pool"` the workers are those of its handler.
     """
     workers = workers_text(function["workers"])
     if device not in ("pool", "any"):

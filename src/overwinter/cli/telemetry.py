@@ -75,7 +75,7 @@ def _watch(client: "Client", every: float, limit: int | None) -> None:
 def devices(url: str, as_json: bool) -> None:
     """Show the devices of the pool: their state, the functions there, their links, and failures.
 
-    TAKEN counts a block that several functions share once, BYTES counts it for each of them.
+    A block that several functions share counts once in TAKEN, and for each of them in BYTES.
     """
     with connect(url) as client:
         found = client.devices()

@@ -136,13 +136,13 @@ def _facts_of(explained: Description) -> dict[str, str]:
     if explained["attainment"] is not None:
         slo += f", met by {_share_text(explained['attainment'])}"
     if explained["slo_infeasible"]:
-        slo += "; no configuration meets it on this machine: it is served as fast as possible"
+        slo += "; no configuration meets it on this machine: the function is served as fast as possible"
     pool, run_s = explained.get("pool"), explained["run_s"]
-    own = f"bound in {_count(_workers_that_have(explained), 'worker', 'workers')}"
+    where = f"bound in {_count(_workers_that_have(explained), 'worker', 'workers')}"
     in_workers, seconds_of = pool is None or settings.get("device") == "any", "core"
     if pool is not None:
         on_devices = f"on {', '.join(pool['devices']) or 'no device'}"
-        own = f"{own}, {on_devices}" if in_workers else on_devices
+        where = f"{where}, {on_devices}" if in_workers else on_devices
         run_s = (run_s if in_workers else None) or pool["run_s"] or None
         seconds_of = "core and device" if in_workers else "device"
     return {
@@ -150,7 +150,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "traffic": f"{traffic_text(explained)}; {explained['answered']} answered, {explained['refused']} refused",
         "tenant": explained["tenant"],
         **({"family": members_text(explained)} if in_workers else {}),
-        "state": f"{state}, {own}, {explained['queued']} waiting",
+        "state": f"{state}, {where}, {explained['queued']} waiting",
         "SLO": slo,
         "rate": f"{explained['rate']:.2f} requests/s, {explained['expected_rate']:.2f} expected",
         "runs take": "not known" if run_s is None else _ms_text(run_s * 1000),
@@ -183,7 +183,9 @@ def _slice_text(one: Description) -> str:
 
 
 def _shared_text(shared: Description, of: str) -> str:
-    """Format how often the function shared a run, the cost in seconds `of` what it ran on, and with which functions."""
+    """Format how often the function shared a run, at what cost, and with which functions; `of`: what it ran on, such as
+    `core`, whose seconds are the cost.
+    """
     if not shared["runs"]:
         return "none"
     names = list(shared["shared_with"])
@@ -192,8 +194,8 @@ def _shared_text(shared: Description, of: str) -> str:
     charged = f"charged {shared['charged_s']:.3g} of their {shared['whole_s']:.3g} {of} seconds"
     time_ratio = shared["time_ratio"]
     took = "" if time_ratio is None else f"; they took {_share_text(time_ratio)} of the time of separate runs"
-    own = f"{_share_text(shared['separate_part'])} of a run is separate for each function"
-    return f"{counts}; {charged}{took}; {own}; recently with {others}"
+    separate = f"{_share_text(shared['separate_part'])} of a run is separate for each function"
+    return f"{counts}; {charged}{took}; {separate}; recently with {others}"
 
 
 def _workers_that_have(explained: Description) -> list[Description]:

@@ -60,7 +60,7 @@ def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_
 
     data = data.expanduser()
     created, text = TokenFile(data).create(tenant, scopes, label, time.time())
-    # Print the token before the audit record is written: if that fails, the token exists, and is not printed again.
+    # Print the token first: it also exists if the audit record cannot be written, and it cannot be printed later.
     if as_json:
         print_json({"token": text, "id": created.id, "tenant": created.tenant, "scopes": created.scopes})
     else:

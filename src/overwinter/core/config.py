@@ -93,7 +93,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     host_keep_alive_s: float | None = None
     """Seconds without a request after which a function leaves the host store; None: only when its memory is needed."""
     workers_max: int | None = None
-    """The most worker processes of the node; None: as many as the system's limits allow."""
+    """The most worker processes of the node; None: on a node as many as the system's limits allow, otherwise
+    WORKERS_MOST.
+    """
     tenant_workers_max: int | None = None
     """The most workers of one tenant; None: all of them while no other tenant has functions, otherwise all but a
     sixteenth.

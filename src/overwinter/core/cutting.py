@@ -14,12 +14,12 @@ def balanced_starts(parts: Sequence[Iterable[tuple[str, int]]], count: int, most
     Each part is given as its blocks with their bytes. A block that occurs several times in a range counts once.
     """
     sets = [dict(part) for part in parts]
-    low, high, best = 0, most, _ranges(sets, most)
+    low, high, best = 0, most, _starts(sets, most)
     if best is None or len(best) > count:
         return None
     while low < high:
         middle = (low + high) // 2
-        found = _ranges(sets, middle)
+        found = _starts(sets, middle)
         if found is None or len(found) > count:
             low = middle + 1
         else:
@@ -27,7 +27,7 @@ def balanced_starts(parts: Sequence[Iterable[tuple[str, int]]], count: int, most
     return best
 
 
-def _ranges(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
+def _starts(parts: Sequence[dict[str, int]], most: int) -> list[int] | None:
     """Return the first part of each range, where each range has at most this many bytes and as many parts as possible;
     None if a single part has more bytes.
     """

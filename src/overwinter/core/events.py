@@ -128,7 +128,7 @@ class Bound(_Event, frozen=True):
 
 
 class BindFailed(_Event, frozen=True):
-    """A worker could not bind another function, and has released what it held for it."""
+    """A worker could not bind another function. It keeps the function's blocks until the node unbinds the function."""
 
     worker: WorkerId
     function: FunctionId

@@ -16,7 +16,9 @@ FunctionName = NewType("FunctionName", str)
 FunctionId = NewType("FunctionId", str)
 """One version of a function: `name@version`."""
 FamilyId = NewType("FamilyId", str)
-"""Functions that may share workers. A function that shares with none has its own id as its family."""
+"""Functions that may share workers. A function that shares with none has an empty family in its FunctionSpec, and its
+own id as its family in the scheduler.
+"""
 TenantId = NewType("TenantId", str)
 StoreName = NewType("StoreName", str)
 """A host store: empty for the shared one, otherwise the tenant that owns the store."""

@@ -16,7 +16,7 @@ from overwinter.core.bounds import check_bounds
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.core.function import TIME_BOUNDS
 from overwinter.core.ids import NAME_PATTERN, FunctionName
-from overwinter.core.tensor import NAME_MAX, PRINTABLE, Buffer, TensorSpec
+from overwinter.core.tensor import PRINTABLE, TENSOR_NAME_MAX, Buffer, TensorSpec
 
 INPUT = "input"
 """Stands for the pipeline itself in a source, so no stage may have this name."""
@@ -29,8 +29,8 @@ OUTPUTS_MAX = 2048
 """The most outputs of the functions of all stages together. Each is looked at when one of the functions changes."""
 
 Name = Annotated[FunctionName, Meta(pattern=NAME_PATTERN)]
-TensorName = Annotated[str, Meta(min_length=1, max_length=NAME_MAX, pattern=PRINTABLE)]
-Source = Annotated[str, Meta(max_length=128 + 1 + NAME_MAX, pattern=PRINTABLE)]
+TensorName = Annotated[str, Meta(min_length=1, max_length=TENSOR_NAME_MAX, pattern=PRINTABLE)]
+Source = Annotated[str, Meta(max_length=128 + 1 + TENSOR_NAME_MAX, pattern=PRINTABLE)]
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -227,18 +227,18 @@ def _found(pipeline: Pipeline, name: str, find: Find) -> HasSignature:
 
 
 class _Given(NamedTuple):
-    """A tensor from a source, and the stage after which its dynamic sizes are named."""
+    """A tensor from a source, and the stage whose name its dynamic sizes get."""
 
     stage: str
     spec: TensorSpec
 
 
-def _returned(functions: Mapping[str, Mapping[str, TensorSpec]], source: str, message: str) -> _Given:
+def _returned(outputs: Mapping[str, Mapping[str, TensorSpec]], source: str, message: str) -> _Given:
     """Return the output that a source names, from the outputs of the functions by stage."""
     stage, _, output = source.partition(":")
-    spec = functions[stage].get(output)
+    spec = outputs[stage].get(output)
     if spec is None:
-        known = ", ".join(map(repr, functions[stage]))
+        known = ", ".join(map(repr, outputs[stage]))
         raise CallerError(f"{message} takes {source!r}, and stage {stage!r} has no output {output!r}; it has {known}")
     return _Given(stage, spec)
 

@@ -86,7 +86,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
     device_binding: DeviceBinding = "missing-bytes"
     """Which free device a request gets: the one on which its run waits least for blocks, by Torpor's algorithm 1, or at
-    random; `native` and `infless` bind a function to one device for good, or until it has been idle for its keep-alive.
+    random. `native` binds a function to one device for good, `infless` until it has been idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""

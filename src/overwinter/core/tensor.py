@@ -20,7 +20,7 @@ RANK_MAX = 64
 """The most dimensions of a shape, as in PyTorch's operators."""
 TENSORS_MAX = 1024
 """The most inputs, and the most outputs, of a function or a pipeline."""
-NAME_MAX = 256
+TENSOR_NAME_MAX = 256
 """The most characters in the name of a tensor or of a dynamic size."""
 RUN_TENSORS_MAX = 4096
 """The most inputs and outputs of one run: the event loop handles those of a run without a pause."""
@@ -36,8 +36,8 @@ ANSWER_BYTES_MAX = 64 << 20
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Names contain no control characters, which could control a terminal."""
 
-TensorName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
-SizeName = Annotated[str, Meta(max_length=NAME_MAX, pattern=PRINTABLE)]
+TensorName = Annotated[str, Meta(max_length=TENSOR_NAME_MAX, pattern=PRINTABLE)]
+SizeName = Annotated[str, Meta(max_length=TENSOR_NAME_MAX, pattern=PRINTABLE)]
 
 _length = Struct("<I").unpack_from
 

@@ -54,7 +54,7 @@ class Versions(msgspec.Struct):
     """The versions that passed their trial, ascending."""
     shares: Shares = ()
     _credits: dict[int, int] = {}
-    """How far each version with a share is behind its turn."""
+    """How far the requests of each version with a share are behind that share, in hundredths of a request."""
 
     @property
     def default(self) -> int:

@@ -1,7 +1,7 @@
 """Which blocks lie in a device's memory, where, and who holds them.
 
-A block is held once, by any number of functions. A function's eviction forgets the blocks that it alone held. Nothing
-is copied back, because the host store has every block. There are no tensors here, only offsets.
+A block lies here once, and any number of functions hold it. A function's eviction forgets the blocks that it alone
+held. Nothing is copied back, because the host store has every block. There are no tensors here, only offsets.
 """
 
 from collections.abc import Mapping

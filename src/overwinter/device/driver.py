@@ -35,7 +35,7 @@ def unregister(pointer: int) -> None:
 
 
 def copy_to_gpu(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Order a copy of host memory in a stream; the caller waits if it is not registered. Raises RuntimeError."""
+    """Enqueue a copy of host memory; the caller waits if the memory is not registered. Raises RuntimeError."""
     code = int(_driver().cuMemcpyHtoDAsync_v2(target, source, nbytes, stream))
     if code:
         raise RuntimeError(f"{nbytes} bytes could not be copied to the GPU: {_reason(code)}")

@@ -205,7 +205,7 @@ class PartitionedAllocator(Allocator):
         return moves
 
     def _in_use(self, size: int = 0) -> list[int]:
-        """Return the partitions with blocks in which `size` bytes are free; with 0 also full ones."""
+        """Return the partitions that have blocks, and `size` bytes free; with 0 also full ones."""
         most = self.partition_bytes - size
         return [
             index

@@ -300,5 +300,5 @@ _GUARDS: dict[str, Guard] = {
     **{name: Guard(_resizing) for name in TENSOR_OPERATORS if "upsample" in name},
 }
 
-ON_TENSORS: frozenset[str] = frozenset(_GUARDS.keys() | _COPYING.keys()) - _DIVISIONS
-"""Operators whose checks read all their tensor arguments, so that these cannot be numbers."""
+TENSORS_ONLY: frozenset[str] = frozenset(_GUARDS.keys() | _COPYING.keys()) - _DIVISIONS
+"""Operators whose checks may read any of their tensor arguments, so that these cannot be numbers."""

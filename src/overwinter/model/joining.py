@@ -41,7 +41,8 @@ def batching(
 
     `request` draws a request with a number of rows from a seed, and `answer` runs the program or raises. Each request
     must get the answer that it gets alone, within `bound`. The first of two requests must also get the same answer,
-    within a hundredth of `bound`, when the other one is replaced by a different, an equal or an extreme request.
+    within a hundredth of `bound`, when the other one is replaced by a different one, a copy of the first, or an extreme
+    one.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.unjoinable:

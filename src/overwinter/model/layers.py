@@ -36,8 +36,8 @@ def layer_table(
 
 
 def spans(paths: Sequence[str | None]) -> list[tuple[str, int, int]]:
-    """Return consecutive calls of one path as (path, start, stop); a call of unknown path belongs to the
-    previous one.
+    """Return consecutive calls of one path as (path, start, stop). A call of unknown path belongs to the previous path,
+    or, without one, to the next.
     """
     known = next((path for path in paths if path is not None), "")
     found: list[tuple[str, int, int]] = []

@@ -149,6 +149,7 @@ _COUNTS: dict[str, Callable[[Arguments, Shape], int]] = {
     "aten.mm.default": _rows_by_columns(0),
     "aten.mv.default": _rows_by_columns(0),
     "aten.rnn_relu.input": _recurrent,
+    "aten.rnn_relu_cell.default": _cell,
     "aten.rnn_tanh.input": _recurrent,
     "aten.rnn_tanh_cell.default": _cell,
     "aten.scaled_dot_product_attention.default": _attention,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overwinter.model.guards import ON_TENSORS
+from overwinter.model.guards import TENSORS_ONLY
 from overwinter.model.operators import CHECKS
 from overwinter.model.structure import SYMBOLIC_KINDS, Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
 
@@ -46,7 +46,7 @@ class Parameter:
         """Create it; `argument` is a part of the operator's schema."""
         kind = argument.real_type
         # A number may replace a tensor only if no result can be the tensor itself.
-        self._no_number = argument.alias_info is not None or operator in ON_TENSORS
+        self._no_number = argument.alias_info is not None or operator in TENSORS_ONLY
         self._may_lack = isinstance(kind, torch.OptionalType)
         if self._may_lack:
             kind = kind.getElementType()

@@ -219,7 +219,7 @@ def _nested(transformers: Any, path: Path, name: str) -> Any:
 def _part(model: Any, part: str | None) -> PlainModel:
     if part is None:
         return PlainModel(model)
-    # Every model has a method that returns its encoder, sometimes the model itself.
+    # Every model has `get_encoder`. For some models it returns the model itself.
     apart = getattr(model.config, "is_encoder_decoder", False)
     known = [name for name, method in PARTS.items() if hasattr(model, method) and (apart or name != "encoder")]
     if part not in known:

@@ -69,7 +69,7 @@ __all__ = [
     "validate",
 ]
 
-MAX_ARGUMENTS = 10_000
+MAX_CALL_PARTS = 10_000
 """The most arguments of one call and parts of them, taken together, and the most results of one call."""
 MAX_TERMS = 64
 """The most terms of the size of a value."""
@@ -243,7 +243,7 @@ class _Walk:
         parts: list[Scalar] = []
         for argument in (*call.args, *call.kwargs.values()):
             parts.extend(argument if isinstance(argument, tuple) else (argument,))
-        _require(len(parts) + len(call.args) + len(call.kwargs) <= MAX_ARGUMENTS, f"{where}: too many arguments")
+        _require(len(parts) + len(call.args) + len(call.kwargs) <= MAX_CALL_PARTS, f"{where}: too many arguments")
         for key in call.kwargs:
             named = len(key) <= MAX_TEXT and _IDENTIFIER.fullmatch(key) and not iskeyword(key)
             _require(bool(named), f"{where}: {key[:80]!r} is not an argument name")
@@ -276,7 +276,7 @@ class _Walk:
         if call.operator in CHECKS:
             self._check_assertion(call, where)
             return
-        _require(0 < count <= MAX_ARGUMENTS, f"{where}: a call must give 1 to {MAX_ARGUMENTS} results, not {count}")
+        _require(0 < count <= MAX_CALL_PARTS, f"{where}: a call must give 1 to {MAX_CALL_PARTS} results, not {count}")
         _require(call.outputs == tuple(range(first, first + count)), f"{where}: results must take the next free slots")
         symbolic = is_symbolic(call.operator)
         for slot in call.outputs:

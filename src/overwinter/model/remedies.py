@@ -58,7 +58,7 @@ def operator_remedy(operator: str) -> str:
     if name and namespace.startswith("quantized"):
         return f"; {_QUANTIZED}"
     if name and namespace not in ("aten", "builtins", "math", "operator", "torch"):
-        return f"; operators of {namespace!r} are not PyTorch's own, and a node has only these"
+        return f"; a node has no operators of {namespace!r}, only PyTorch's own"
     bare = name or namespace
     return next((f"; {remedy}" for pattern, remedy in _OPERATOR_REMEDIES if re.match(pattern, bare)), "")
 

@@ -1,8 +1,8 @@
 """Checks that a `.pt2` file contains only data.
 
 PyTorch opens such a file by executing parts of it: it unpickles objects, loads compiled code, evaluates expressions of
-sizes, and writes names into Python source that it executes. None of that may happen with a file from a third party, so
-an allow list defines what counts as data, and everything else is refused.
+sizes, and writes names into Python source that it executes. None of that may run code from a third party's file, so an
+allow list defines what counts as data, and everything else is refused.
 
 The file is read with PyTorch's own reader, because two readers may see different contents of one archive.
 """
@@ -246,8 +246,8 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _is_symbolic(text: str) -> bool:
-    """Whether the names in arithmetic are only sizes and called functions. sympy evaluates it, and reads other names as
-    its own functions, those of Python, or (`math`) symbols, whose methods evaluate text.
+    """Whether the names in arithmetic are only sizes and called functions. sympy evaluates the arithmetic. It reads
+    other names as functions of its own or of Python, or as symbols (such as `math`), whose methods evaluate text.
     """
     tree = ast.parse(text.strip(), mode="eval")
     called = {id(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}

@@ -108,8 +108,8 @@ def item_bytes(dtype: torch.dtype) -> int:
 
 
 def _without_rounding(expression: sympy.Expr) -> sympy.Expr:
-    """Replace rounded divisions by exact ones, remainders by the divisor, maxima by sums and minima by the first: the
-    result is rarely smaller.
+    """Replace rounded divisions by exact ones (plus 1 if they round up), remainders by the divisor, maxima by sums and
+    minima by the first: the result is rarely smaller.
     """
     for function in (FloorDiv, CleanDiv):
         expression = expression.replace(function, _quotient)
@@ -182,7 +182,7 @@ def meanings_of(sizes: Sequence[tuple[str, torch.SymInt]]) -> tuple[dict[sympy.S
 
 
 def _linear(name: str, expression: sympy.Expr, unknown: set[sympy.Symbol]) -> tuple[sympy.Integer, sympy.Expr]:
-    """Return the factor of the one unknown symbol, which must be an integer, and the rest."""
+    """Return the factor of the one unknown symbol, and the rest. The factor must be a positive integer."""
     if len(unknown) == 1:
         (symbol,) = unknown
         multiple = expression.coeff(symbol)

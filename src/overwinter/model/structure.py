@@ -59,7 +59,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkn
 
     `order` lists its dimensions from the outermost to the innermost in memory, if they are not stored in the order of
     the shape (channels last, transposed): some operators give different last bits for another order, and some views
-    need it. Its elements have no gaps in any order.
+    need it. Whatever the order, there are no gaps between the elements.
     """
 
     name: str

@@ -239,7 +239,7 @@ def _duplicate(fd: int) -> BinaryIO:
 
 
 def _take_each(files: deque[tuple[BinaryIO, int]]) -> Iterator[tuple[BinaryIO, int]]:
-    """Take the files one by one, each of which only one thread gets."""
+    """Take the files one by one; only one thread gets each file."""
     with suppress(IndexError):
         while True:
             yield files.popleft()

@@ -119,14 +119,14 @@ class AheadProcesses:
         if worker is None or process is None:
             return None
         assert process.family.tenant == function.family.tenant, "it was forked by another tenant's zygote"
-        limits, shared = self._limits[worker], 1 if load.source_bytes is None else 2
+        limits, load_fds = self._limits[worker], 1 if load.source_bytes is None else 2
         try:
             if limits is None or not limits.allow(order) or load.concurrency > 1:
                 raise OverflowError
             process.channel.send(TakeOver(order.memory_bytes, order.mapped_bytes))
-            process.channel.send(load, fds[:shared])
+            process.channel.send(load, fds[:load_fds])
             if bind is not None:
-                process.channel.send(bind, fds[shared:])
+                process.channel.send(bind, fds[load_fds:])
         except REQUEST_ERRORS:
             self._forker.forks.kill(process)
             return None

@@ -88,7 +88,7 @@ class Groups:
         self._clean()
 
     def _lacks(self, controller: str, why: object) -> None:
-        self.missing.append(f"{CONTROLLERS[controller]}: no control group for {controller}: {why}")
+        self.missing.append(f"{CONTROLLERS[controller]}, because there is no control group for {controller} ({why})")
 
     # The node's own groups
 

@@ -37,7 +37,7 @@ from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
 """The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
-FILES_MAX = 2048
+BLOBS_MAX = 2048
 """The most blobs of a function. A start opens and sends all of them, and a worker may have 4096 open files."""
 
 
@@ -140,13 +140,13 @@ class Deploys:
 
     def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
         """Return the program, and how it runs on devices; raise CallerError or ProgramError unless the manifest is
-        consistent with the program and the repository, NoSpaceError if the devices are too small. Runs in a thread.
+        consistent with the program and the repository, or NoSpaceError if the devices are too small. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
-        if len(blobs) > FILES_MAX:
+        if len(blobs) > BLOBS_MAX:
             raise TooLargeError(
                 f"{manifest.name!r} has {len(blobs)} blobs (program, handler, assets, blocks); at most "
-                f"{FILES_MAX}: put several weights into a block, or several assets into an archive"
+                f"{BLOBS_MAX}: put several weights into a block, or several assets into an archive"
             )
         absent = self._repository.missing(manifest.tenant, blobs, clock.wall())
         address = manifest.program.address

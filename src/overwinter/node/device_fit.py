@@ -31,7 +31,7 @@ model of `benchmarks/zoo.py` has a sixth as many.
 BLOCKS_MAX = 2048
 """The most blocks of a function on a device: the time to place them grows faster than their number."""
 ATTEMPTS = 4
-"""How many numbers of slices are tried, from the fewest that may fit on."""
+"""How many numbers of slices are tried, beginning with the fewest that may fit."""
 VALUES_MAX = 256
 """The most values that a slice takes or returns, unless its program takes more: a message between processes describes
 all of them.

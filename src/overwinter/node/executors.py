@@ -246,7 +246,7 @@ class Executors:
             return
         has_it = process.mapped.get(device) == peer.worker
         try:
-            fds = [] if has_it else [peer.memory.readable()]
+            fds = [] if has_it else [peer.memory.open_read_only()]
         except OSError:
             return
         process.mapped[device] = peer.worker

@@ -47,7 +47,8 @@ REPORTED_CHANGE = 1 / 128
 NOISE_BYTES = 256 << 10
 """A change of a worker's memory that is too small to report."""
 UNATTRIBUTED_BYTES = 32 << 20
-"""So much of a tenant's memory may be in none of its processes: one that is being forked, or has just ended, has some.
+"""The memory of a tenant that may be in none of its processes: a process that is being forked, or has just ended, has
+some.
 """
 UNATTRIBUTED_CHECKS = 5
 """The consecutive checks in which such memory must be found. A process that has ended may still have to free some."""

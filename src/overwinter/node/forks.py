@@ -82,7 +82,7 @@ class Forks:
             self.ask(zygote, process, order)
 
     def ask_waiting(self) -> None:
-        """Ask zygotes that can fork again for the processes that wait; the tenants take turns."""
+        """Ask for the processes that wait, as far as zygotes can fork them now; the tenants take turns."""
         asked = True
         while asked:
             asked = any(self._ask_next(tenant) for tenant in list(self._waiting))
@@ -296,7 +296,7 @@ class Forks:
         await self._zygotes.close()
         pidfds = [os.dup(process.pidfd) for process in self._living.values() if process.pidfd is not None]
         await asyncio.to_thread(wait_until_ended, pidfds, GONE_S)
-        # Without those that were stopped meanwhile before they were forked: they are closed.
+        # Those that were stopped meanwhile, before they were forked, are closed already and not in `_living`.
         for process in self._living.values():
             self._stop_listening(process)
             if process.pidfd is not None:

@@ -235,7 +235,7 @@ class DeployedFunction:
 
     def spec(self) -> FunctionSpec:
         """Return the function as the scheduler sees it."""
-        # The workers of a handler do not run the program, so it is not prepared for them.
+        # Workers that run only the handler do not run the program, so it is not prepared for them.
         runs = self._handler_address if self.handler_only else None
         # A slice may use a part of a block, and brings all of it: the manifest has all blocks in full.
         layouts = {block.address: block.nbytes - block.weights_end for block in self.manifest.blocks}

@@ -40,7 +40,7 @@ class _Kept(NamedTuple):
 
 
 class KeptBlocks:
-    """Checks the workers that have a handler and unbound a function. Used on the event loop's thread only."""
+    """Checks workers that have a handler and were told to unbind a function. Used on the event loop's thread only."""
 
     def __init__(self, processes: Processes, host_store: Path, log: Log) -> None:
         """`host_store`: the directory of all host stores."""
@@ -62,7 +62,7 @@ class KeptBlocks:
         workers = self._processes.workers()
         self._found = {each.worker: self._found[each.worker] for each in workers if each.worker in self._found}
         for process in workers:
-            if process.has_handler and process.bindings.has_unbound and _runs(process):
+            if process.has_handler and process.bindings.has_unbound and _is_alive(process):
                 began = clock.now()
                 await self._check(process)
                 await asyncio.sleep((clock.now() - began) / SHARE)
@@ -78,7 +78,7 @@ class KeptBlocks:
             kept, work = kept & before.inodes, before.work & process.in_progress
         else:
             before, work = None, process.in_progress
-        if kept and _runs(process):
+        if kept and _is_alive(process):
             if before is not None and not work:
                 self._end(process)
             else:
@@ -91,13 +91,13 @@ class KeptBlocks:
         self._processes.forks.give_up(process, reason)
 
 
-def _runs(process: WorkerProcess) -> bool:
+def _is_alive(process: WorkerProcess) -> bool:
     """Whether the worker has a process that may run on."""
     return process.pid is not None and process.smaps is not None and not (process.over or process.dismissed)
 
 
 def deleted_files(pid: int, smaps: int, directory: str) -> set[int]:
-    """Return the inodes of the files deleted in or below a directory that a process has open or mapped. Closes `smaps`,
+    """Return the inodes of deleted files, in or below a directory, that a process has open or mapped. Closes `smaps`,
     the file that the process opened itself. An ordinary user sees only those that are mapped.
     """
     # The descriptors first: a file that is open can become mapped meanwhile, but a mapping gives no descriptor.

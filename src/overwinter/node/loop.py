@@ -94,7 +94,7 @@ class Loop:
         for action in actions:
             self._effects.carry_out(action)
         if not self._unread:
-            # Behind the callers whose requests the actions end: these send their answers first.
+            # After the callers whose requests the actions end, so that these send their answers first.
             self._loop.call_soon(self._read)
         self._unread.append((now, event, actions))
 

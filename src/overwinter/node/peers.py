@@ -26,7 +26,7 @@ class SharedFile:
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)
 
-    def readable(self) -> int:
+    def open_read_only(self) -> int:
         """Return a descriptor through which the file can only be read; the caller closes it. Whoever writes to the file
         must have mapped it before. Raises OSError.
         """

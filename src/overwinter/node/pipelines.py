@@ -273,7 +273,7 @@ class Pipelines:
     async def protect(self, name: FunctionName, default: HasSignature | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline, as `protect_at_once` does.
 
-        The loop runs between the pipelines. What was found is true when this returns.
+        The event loop runs between the checks of two pipelines. The result is true when this returns.
         """
         for _ in self._checks(name, default, gone):
             async with self._checking:

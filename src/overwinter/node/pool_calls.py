@@ -34,7 +34,7 @@ from overwinter.worker.messages import Failure, Outputs, PoolCall, PoolCallResul
 from overwinter.worker.shortage import lacks_memory
 
 CALLS_PER_REQUEST = 2
-"""A request is in one call with others, and if that fails in one of its own."""
+"""A request is in one call together with others, and in a call of its own if that fails."""
 
 ABANDONED = "nobody waits for this run any more"
 
@@ -144,7 +144,9 @@ class PoolCalls:
     # Calls
 
     def call(self, process: WorkerProcess, function: DeployedFunction | None, message: PoolCall) -> None:
-        """Run a program for a worker; raise ValueError if it may not call it. `function`: the one on trial in it."""
+        """Run a program for a worker; raise ValueError if the worker may not call it. `function`: the one on trial in
+        the worker.
+        """
         run = self._runs.get(process, {}).get(message.slot)
         if run is None and function is not None and message.slot == 0:
             run = _Run({function.id: function}, {})
@@ -304,7 +306,7 @@ def _call(
 
 def _reserve(waiting: Sequence[Payload], nbytes: int) -> None:
     """Reserve memory for tensors, in equal parts for the requests of a run that are still open: nobody would release
-    what is reserved for another one.
+    what is reserved for a closed one.
     """
     still_open = [payload for payload in waiting if not payload.result.done()]
     for payload in still_open:

@@ -17,10 +17,10 @@ _STATFS = ctypes.c_long * 32
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def child_of(parent: int, pid: int) -> int | None:
-    """Return a descriptor of the process, which refers to it even if its pid is reused; None if it has ended.
+def open_child(parent: int, pid: int) -> int | None:
+    """Return a descriptor of the process, which refers to it even if its pid is reused; None if it no longer exists.
 
-    Raises ValueError unless `parent` forked it.
+    Raises ValueError if it runs and `parent` did not fork it.
     """
     try:
         pidfd = os.pidfd_open(pid)

@@ -1,4 +1,4 @@
-"""Starts all threads that the node needs before it serves, so that it works when the system allows no more threads."""
+"""Starts all threads of the node before it serves, so that it works when the system allows no more threads."""
 
 import asyncio
 import os

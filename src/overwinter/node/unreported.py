@@ -1,8 +1,9 @@
 """Ends tenants' zygotes that have processes which they did not report. Only a compromised zygote has such processes.
 
-Nothing would count the memory of such a process, or stop it when its function is removed. It is in the control group of
-its tenant, or in that of a demoted process, where the kernel lists it whatever its parent is. Without control groups it
-is not found. When a zygote ends, the base zygote ends all its processes (worker/orphans.py).
+Nothing would stop such a process when its function is removed, and its memory would count only where tenants have a
+memory group (`tenant_memory.py`). It is in the control group of its tenant, or in that of a demoted process, where the
+kernel lists it whatever its parent is. Without control groups it is not found. When a zygote ends, the base zygote ends
+all its processes (worker/orphans.py).
 """
 
 import asyncio

@@ -16,7 +16,8 @@ from overwinter.store.hosts import HostStores
 from overwinter.store.repository import Repository
 
 TMPFS_SHARE = 0.95
-"""The share of a tmpfs's free space and of their own blocks that host stores may use; other programs need some space.
+"""The part of a tmpfs that host stores may use, as a share of its free space and their own blocks together; other
+programs need some space.
 """
 CAPACITY_EVERY_S = 1.0
 COLLECT_EVERY_S = 0.25

@@ -53,7 +53,9 @@ class Verifier:
         kill_block_readers: KillBlockReaders,
         log: Callable[[str], None],
     ) -> None:
-        """Create it. `has_spare_core`: that of `Published`. The thread calls it after each chunk of a block."""
+        """Create it. `has_spare_core`: that of `Published`. The thread calls it after each chunk of a block that is not
+        verified yet.
+        """
         self._hosts = hosts
         self._share = share
         self._has_spare_core = has_spare_core

@@ -252,7 +252,7 @@ class WorkerActions:
             self._post(BindFailed(worker, function, operation, failure.error, failure.message))
 
     def unbind(self, worker: WorkerId, function: FunctionId) -> None:
-        """Let a worker unbind a function; one that has ended needs no message."""
+        """Let a worker unbind a function; a worker that has ended needs no message."""
         process = self._processes.process(worker)
         if process is not None:
             self._processes.unbind(process, function)

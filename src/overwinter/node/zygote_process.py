@@ -15,7 +15,7 @@ Pending = WorkerId | Literal["up", "pong", "program"]
 SLOW: frozenset[Pending] = frozenset(("up", "program"))
 """The answers that may take longer; the zygote does nothing else meanwhile."""
 PENDING_MAX, TENANT_PENDING_MAX = 16, 8
-"""A zygote that has this many answers yet to send, in all and for one tenant, is asked for no further process. It also
+"""A zygote that has this many answers yet to send, in all or for one tenant, is asked for no further process. It also
 forks processes that are stopped meanwhile, so this bounds such work.
 """
 
@@ -78,7 +78,7 @@ class ZygoteProcess:
         """Whether it was asked for a worker larger than its limits."""
         self.preparation_timed_out = False
         self.last_fork_failed = False
-        """Whether its last fork failed, and none of its workers has ended since that."""
+        """Whether the last fork of a tenant's zygote failed, and none of its workers has ended since that."""
         self.channel: Channel[FromZygote]
         self.channel, self.far_end = connected(FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
 

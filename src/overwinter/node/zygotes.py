@@ -18,7 +18,7 @@ from overwinter.core.ids import TenantId, WorkerId
 from overwinter.node.answers import MESSAGE_MAX
 from overwinter.node.cgroups import Groups
 from overwinter.node.output import Outputs
-from overwinter.node.process_identity import child_of, is_smaps_of
+from overwinter.node.process_identity import is_smaps_of, open_child
 from overwinter.node.zygote_process import ForkLimits, Pending, ZygoteProcess, ZygoteSettings
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.messages import (
@@ -271,7 +271,7 @@ class Zygotes:
             case Forked(worker):
                 self._settle(zygote, worker)
                 pid = zygote.channel.sender
-                pidfd = child_of(zygote.pid or 0, pid)
+                pidfd = open_child(zygote.pid or 0, pid)
                 self._listener.worker_forked(zygote, message, pidfd, _take_smaps(fds, pid))
             case ForkFailed(worker, reason):
                 self._settle(zygote, worker)
@@ -297,7 +297,7 @@ class Zygotes:
         zygote.pid = zygote.channel.sender
         if zygote.process is None:
             base = self.base.pid if self.base is not None else None
-            zygote.pidfd = child_of(base or 0, zygote.pid)
+            zygote.pidfd = open_child(base or 0, zygote.pid)
         else:
             # In its own namespaces its parent is the process that waits for it.
             zygote.pidfd = os.pidfd_open(zygote.pid)

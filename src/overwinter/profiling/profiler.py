@@ -68,7 +68,7 @@ class Profiler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def known(self, function: DeployedFunction) -> Profile | None:
-        """Return the whole stored profile of the function, with its layers: one at a time, round-robin by tenant."""
+        """Return the whole stored profile of the function, with its layers. Reads take turns, round-robin by tenant."""
         async with self._reads.turn(function.manifest.tenant):
             return await asyncio.get_running_loop().run_in_executor(self._reader, self.stored, function)
 

@@ -1,5 +1,5 @@
 """Assigns resources to waiting functions (devices: device_admission.py). Only work ahead of requests takes resources
-elsewhere (ahead.py, slices.py).
+elsewhere (ahead.py, replicas.py, slices.py).
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
@@ -28,7 +28,7 @@ from overwinter.scheduler.counterpart import leave_calls, move_if_unusable
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
-from overwinter.scheduler.limits import never_fits, never_runs
+from overwinter.scheduler.limits import why_never_fits, why_never_runs
 from overwinter.scheduler.operations import begin_run, begin_start
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
@@ -123,7 +123,7 @@ def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool
     match want:
         case Send():
             return _run(cycle, function, want, has_core)
-        case Fork() | NeedBlocks() if (why := never_runs(function)) is not None:
+        case Fork() | NeedBlocks() if (why := why_never_runs(function)) is not None:
             give_up(cycle, function, why)
             return False
         case BindIn(worker):
@@ -329,7 +329,9 @@ def _load(cycle: Cycle, function: Function) -> bool:
     if host.capacity is not None:
         missing = missing_bytes(cycle, function)
         behind, short = first is not None and first is not function, host.short(missing)
-        why = never_fits(function, host.capacity, victims.pinned_bytes(cycle, function)) if behind or short else None
+        why = (
+            why_never_fits(function, host.capacity, victims.pinned_bytes(cycle, function)) if behind or short else None
+        )
         if why is not None:
             give_up(cycle, function, why)
             return False

@@ -38,7 +38,7 @@ OTHERS_S = 60.0
 FULL_S = 10.0
 """The pause until the next check if there are no free resources."""
 CALM_S = 60.0
-"""The pause after the machine ran short of memory."""
+"""The pause after memory had to be released."""
 START_S = 0.01
 """The estimated time of a fork ahead."""
 

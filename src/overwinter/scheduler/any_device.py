@@ -7,7 +7,7 @@ also moves to a worker or an executor that has to be started. While a request wa
 workers and devices, and when an operation that it waits for is overdue.
 
 If the function has a handler, that runs in a worker, and the same is decided for each call of its program: the worker
-runs it, or it is a request to the counterpart. Such a request is refused if the worker is to run it.
+runs it, or it is a request to the program on the pool. Such a request is refused if the worker is to run it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -137,14 +137,16 @@ def move_to_devices(cycle: Cycle) -> None:
 
 
 def _worker_may_take(cycle: Cycle, function: Function, other: Function) -> bool:
-    """Whether a worker may take a request that waits for a device: a free one, or a new one if devices are overdue."""
+    """Whether a worker may take a request that waits for a device: a free one, or a new one if all operations for which
+    the request waits on devices are overdue.
+    """
     if function.usable_workers():
         return _has_free_worker(cycle, function)
     return counterpart.is_usable(cycle, function) and _are_overdue(cycle, _on_devices_now(cycle, other))
 
 
 def _are_overdue(cycle: Cycle, operations: Sequence[Operation]) -> bool:
-    """Whether these operations are all overdue, so that none may end."""
+    """Whether these operations are all overdue, so that perhaps none of them ends."""
     return bool(operations) and all(each.overdue_at <= cycle.now for each in operations)
 
 
@@ -157,7 +159,9 @@ def _check_again(cycle: Cycle, operations: Iterable[Operation]) -> None:
 
 
 def _check_after_backoff(cycle: Cycle, function: Function) -> None:
-    """Compare the estimates again when devices may serve the function, the counterpart, that cannot now."""
+    """Compare the estimates again when the next backoff is over: that of a device, of the function (the counterpart),
+    or of a later slice.
+    """
     devices, parts = cycle.state.pool.devices.values(), counterpart.with_later(cycle.state, function)
     ends = [*(each.backoff_until for each in devices if each.executor is None), *(each.backoff_until for each in parts)]
     at = min((each for each in ends if each > cycle.now), default=inf)

@@ -46,7 +46,7 @@ def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) 
     candidates = [
         each for each in free if _has_memory_for(cycle, function, each) or _least_recently_used(each) is not None
     ]
-    return max(candidates, key=lambda each: (each.slots, -each.id), default=None)
+    return max(candidates, key=lambda each: (each.free_slots, -each.id), default=None)
 
 
 def best_fit(function: Function) -> Worker | None:
@@ -226,7 +226,7 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding, marks: bool =
     forget(worker, function)
     slots_changed(cycle, worker)
     if worker.is_idle and (worker.family.with_keep_alive or cycle.policy.keep_alive != "unlimited"):
-        # The removed function may have had the longest keep-alive.
+        # The unbound function may have had the longest keep-alive.
         cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))
     cycle.mark(function)

@@ -265,7 +265,7 @@ def _want_executor(
 
 
 def _are_served(cycle: Cycle) -> bool:
-    """Whether each tenant with waiting functions has a device with the most memory, which serves all of them."""
+    """Whether each tenant with waiting functions has a device with the most memory, on which all its functions fit."""
     devices = cycle.state.pool.devices.values()
     most = max((each.config.memory_bytes for each in devices), default=0)
     served = {each.owner[0] for each in devices if each.owner is not None and each.config.memory_bytes == most}

@@ -5,8 +5,8 @@ prepares one function: the most recently used one whose program it does not have
 a core or capacity for a worker. The device stays free, because a run that is ordered ends the preparation early: before
 the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). A function
 whose preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This
-counts as a failure neither of the device nor of the requests behind it. A preparation that delays a run for longer than
-DELAY_MAX_S ends those of its tenant for as long.
+counts as a failure neither of the device nor of the requests behind it. After a preparation that delays a run for
+longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S either.
 """
 
 from itertools import islice
@@ -55,7 +55,7 @@ def check(cycle: Cycle) -> None:
 
 def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function | None:
     """Return the function to prepare on a device: of those with a program that it lacks, the most recently used one.
-    At most CANDIDATES_MAX are considered, of each tenant that it serves as many.
+    About CANDIDATES_MAX are considered, equally many of each tenant that the device serves, but at least one.
     """
     programs, last_used = set(executor.handed_over.values()), cycle.state.pool.last_used
     if len(executor.handed_over) >= cycle.config.prepared_max:

@@ -33,7 +33,7 @@ def check(cycle: Cycle) -> None:
         if function.waits_in == "devices":
             assert function.pool is not None
             at = cycle.timers.at("devices")
-            # A long step leaves all of them to the next one; those behind the first ones are looked at some at a time.
+            # A long step leaves all of them to the next one; those behind the first ones are looked at a few at a time.
             if at is None or (id_ in first and at > cycle.now):
                 assert not could_begin(cycle, function), f"{id_} waits although a device that serves its owner is free"
     for device in pool.devices.values() if pool.waiting else ():

@@ -70,7 +70,7 @@ def _start_tag(pool: Pool, tenant: TenantId) -> float:
 
 def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
     """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. Under the
-    default policy, late requests of a function are moved behind its others before.
+    default policy, late requests of a function are first moved behind its others.
     """
     _update_boundary(cycle)
     rule, last = RULES[cycle.policy.device_order], cycle.state.pool.boundary

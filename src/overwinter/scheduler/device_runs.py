@@ -181,7 +181,7 @@ def _evict_for_run(
 
 
 def _evict_for_references(cycle: Cycle, functions: Sequence[Function], device: Device) -> tuple[FunctionId, ...]:
-    """Evict the least recently used of the other functions if these would exceed REFERENCES_MAX on the device."""
+    """Evict the least recently used other functions until the device can take `functions` within REFERENCES_MAX."""
     evicted: list[FunctionId] = []
     new = sum(len(pool_record(each).sizes) for each in functions if each.spec.id not in device.residents)
     others = iter([] if homes.are_used(cycle) else list(device.residents.values()))

@@ -75,7 +75,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     _failed(cycle, device, owner_of(cycle, operation.function), operation.function, event.fault)
     for part in operation.parts:
         _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
-        # Each time the device is lost to all tenants for a start, so good runs in between do not clear what is counted.
+        # Each time all tenants lose the device for the time of a start, so good runs in between do not clear the count.
         part.function.runs_at_death = part.function.runs
 
 
@@ -179,7 +179,9 @@ def _refusal(function: Function, is_needed: bool) -> tuple[str, str] | None:
 
 
 def _hung(cycle: Cycle, device: Device) -> None:
-    """Kill an executor whose start or run hangs, and refuse the requests of the run."""
+    """Kill an executor whose start, preparation or run hangs. The requests of a run that hangs are refused; those of a
+    shared run are tried again.
+    """
     executor, operation = device.executor, end_operation(cycle, device)
     assert executor is not None
     preparing = executor.preparing

@@ -317,7 +317,7 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Stop the worker, or mark its family, if an operation ended for a function that no longer belongs to both."""
+    """Stop the worker, or mark its family, if an operation ended for a function that has left the worker or family."""
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
     if worker.is_orphaned and worker.is_idle:

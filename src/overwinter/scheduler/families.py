@@ -16,7 +16,7 @@ from overwinter.core.ids import FamilyId, Seconds
 from overwinter.scheduler import policy_failures
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.latency import LatencyModel, sizes_of
-from overwinter.scheduler.limits import no_device
+from overwinter.scheduler.limits import why_no_device
 from overwinter.scheduler.pool import PoolRecord
 from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Family, Function
@@ -63,7 +63,7 @@ def _new_pool_record(cycle: Cycle, spec: FunctionSpec) -> PoolRecord:
     """Return the record of a new function of the pool."""
     sizes = spec.weights
     nbytes = sum(sizes.values())
-    return PoolRecord(sizes, nbytes, no_device(cycle.config.devices, spec.id, nbytes))
+    return PoolRecord(sizes, nbytes, why_no_device(cycle.config.devices, spec.id, nbytes))
 
 
 def leave(cycle: Cycle, function: Function) -> None:
@@ -132,8 +132,9 @@ def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool =
 
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
-    """Mark the family's functions with waiting requests by due time, because a worker may be available; and mark
-    `functions`. Of many, those that are due first are marked, and of those that a worker has bound as many.
+    """Mark the family's functions that have waiting requests or are to be woken, by due time, because a worker may be
+    available; and mark `functions`. Of many, those that are due first are marked, and as many of those that a worker
+    has bound.
     """
     if not family.waiting and not family.waking:
         for each in functions:

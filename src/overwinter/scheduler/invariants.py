@@ -329,7 +329,7 @@ def _check_capacity(cycle: Cycle) -> None:
         assert waits, f"{id_} waits although there is capacity"
         return
     wanted = claim_of_queued(cycle, function)
-    assert could_fit(cycle, function), f"{id_} waits for capacity for what would not fit without all others either"
+    assert could_fit(cycle, function), f"{id_} waits for capacity for what would not fit even without all others"
     if not victims.FutureClaims(cycle).has_capacity(function, wanted):
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the capacity of a process forked ahead"
         victim = victims.for_capacity(cycle, function, wanted)

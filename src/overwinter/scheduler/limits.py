@@ -7,7 +7,7 @@ from overwinter.core.ids import FunctionId
 from overwinter.scheduler.state import Function
 
 
-def never_fits(function: Function, limit: int, pinned: int) -> str | None:
+def why_never_fits(function: Function, limit: int, pinned: int) -> str | None:
     """Return why no eviction can free enough space in the host store, of which others have pinned `pinned` bytes; None:
     evictions can.
     """
@@ -19,7 +19,7 @@ def never_fits(function: Function, limit: int, pinned: int) -> str | None:
     return f"function {function.spec.id} needs {size} bytes of the host store, which has less{beside}: {remedy}"
 
 
-def never_runs(function: Function) -> str | None:
+def why_never_runs(function: Function) -> str | None:
     """Return why the smallest worker of a function needs more memory than all workers together may have, or None."""
     needed = function.latency.too_large_bytes
     if needed is None or function.has_usable_worker or function.pool is not None:
@@ -28,7 +28,7 @@ def never_runs(function: Function) -> str | None:
     return f"{why}: raise memory_bytes"
 
 
-def no_device(devices: Sequence[DeviceConfig], id_: FunctionId, nbytes: int) -> str:
+def why_no_device(devices: Sequence[DeviceConfig], id_: FunctionId, nbytes: int) -> str:
     """Return why no device can ever run a function; empty: one can."""
     if not devices:
         return (

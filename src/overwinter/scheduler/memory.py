@@ -1,7 +1,7 @@
 """Decides which worker is stopped when all together take more memory than allowed.
 
-A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Places are
-assigned by needs, so when memory is exceeded, some worker takes more than its need. Idle workers are a cache and are
+A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Memory is
+assigned by needs, so when the limit is exceeded, some worker takes more than its need. Idle workers are a cache and are
 stopped first: those of tenants that exceed their needs, and any that has been idle for KEPT_FOR_TENANT_S. Then only
 workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Memory beyond the
 needs is free until another function needs it. Then a worker of another tenant that takes far more than its need is
@@ -144,8 +144,8 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
 
 
 def kill_excessive(cycle: Cycle, worker: Worker) -> None:
-    """Kill a worker that takes more than its need. Its requests are refused if it takes far more, because a retry would
-    take as much; otherwise they are retried as after any death.
+    """Kill a worker that takes more than its need. Its requests are refused if it takes far more, or if it starts,
+    because a retry would take as much; otherwise they are retried as after any death.
     """
     why, had = _reason(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
     cycle.current, worker.stopped_for, starts_for = worker.function, why, worker.starts_for

@@ -25,7 +25,9 @@ OVERDUE = 4.0
 OVERDUE_LEAST_S = 0.2
 """No run is overdue sooner."""
 UNKNOWN_S = 1.0
-"""The time after which an operation of unknown duration is overdue. No start or bind is overdue sooner."""
+"""The time after which an operation of unknown duration is overdue. No start of a worker or an executor, and no bind,
+is overdue sooner.
+"""
 TIME_SLICE_WAKES = 10
 """The time slice of a worker when others wait for capacity, in wakes of its function, so that changes of workers take
 a small part of the time.
@@ -58,7 +60,7 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     hold_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
-    # Its blocks are in use again, and may have had their time slice in the host store before: others wait for bytes.
+    # Its blocks are in use again. If their time slice in the host store is over, others may get their bytes.
     state.evictable.pop(spec.id, None)
     cycle.bytes_changed = True
     cycle.timers.arm(id_, hangs_at)
@@ -203,7 +205,7 @@ def stop(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def end_worker(cycle: Cycle, worker: Worker) -> None:
-    """Remove a worker whose process has ended; its runs stay in its table until their requests are answered."""
+    """Remove a worker whose process has ended; its runs stay in its table, so that their requests can be retried."""
     end_start(cycle, worker)
     for owner in _owners_in_progress(worker):
         end(cycle, owner)

@@ -3,12 +3,12 @@
 A function has one want at a time, and waits in the queue of the one resource that its want lacks.
 
 * Cores: if more runs were in progress than there are cores, the kernel would share the cores equally, and all of them
-  could miss their SLO. Requests that can still meet it are first, by priority and then by due time; then the late ones,
-  those of the function that has waited longest first. Every LATE_EVERY-th time that a core is assigned, a late request
-  gets it, so that each is answered eventually; a function with requests of both kinds waits for both. One additional
-  run may begin for a request that would otherwise be late and is not late at the lower speed, so that short runs need
-  not wait for long ones. So may one operation of each tenant that has none in progress: the kernel then shares the
-  cores among the tenants.
+  could miss their SLO. Requests that can still meet it, or have a level before ORDINARY, are first, by priority and
+  then by due time; then the late ones, those of the function that has waited longest first. Every LATE_EVERY-th time
+  that a core is assigned, a late request gets it, so that each is answered eventually; a function with requests of both
+  kinds waits for both. One additional run may begin for a request that would otherwise be late and is not late at the
+  lower speed, so that short runs need not wait for long ones. So may one operation of each tenant that has none in
+  progress: the kernel then shares the cores among the tenants.
 * Worker capacity (the number, memory and concurrency of workers), and private memory for binds: the tenant with the
   smallest share is first; of its functions those without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
@@ -207,7 +207,7 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
 
 
 def _first_timely(cycle: Cycle) -> Function | None:
-    """Return the function whose first request is due first and can meet its SLO; mark others as late."""
+    """Return the first function of `due` whose first request does not count as late; mark those before it as late."""
     queue = cycle.state.core_queue
     while queue.due:
         entry = queue.due[0]

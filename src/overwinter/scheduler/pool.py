@@ -36,7 +36,7 @@ UNPLACED_SWAPS = 64
 then other blocks are there.
 """
 WAITED = 1.1
-"""A run that took less than this many times the time of its transfer waited for it."""
+"""If a run took less than this many times the time of its transfer, it waited for the transfer."""
 
 DeviceOwner = tuple[TenantId | None, FunctionId | None]
 """Whose functions an executor runs: those of a tenant, one function, or any."""
@@ -237,12 +237,13 @@ class RunTimes(msgspec.Struct):
     _resident: dict[int, float] = msgspec.field(default_factory=dict)
     """The smoothed seconds of runs whose blocks were all on the device."""
     _swapped: dict[int, float] = msgspec.field(default_factory=dict)
-    """The smoothed seconds of other runs: all if a run took clearly longer than its transfer, otherwise those after it.
+    """The smoothed seconds of other runs: of the whole run if it took clearly longer than its transfer, otherwise of
+    the part after the transfer.
     """
 
     def observe(self, count: int, seconds: float, swap_s: float) -> None:
         """Record a run; `swap_s`: the expected time of its transfer."""
-        # A run that took about as long as its transfer waited for it.
+        # If a run took about as long as its transfer, it waited for the transfer.
         own = seconds if seconds > WAITED * swap_s else max(0.0, seconds - swap_s)
         known = self._swapped if swap_s else self._resident
         before = known.get(count, own)
@@ -258,8 +259,8 @@ class RunTimes(msgspec.Struct):
         return self._resident.get(count)
 
     def expected_s(self, count: int, profiled: float | None = None) -> float:
-        """Expected seconds of the execution of this many requests, by the profile as long as no run without a transfer
-        was measured, or without a profile by runs with one; 0: unknown.
+        """Expected seconds of the execution of this many requests: by the runs without a transfer; if there was none,
+        by the profile; without a profile, by the runs with a transfer; 0: unknown.
         """
         known = self._resident or (self._swapped if profiled is None else {})
         if not known:
@@ -336,7 +337,7 @@ class Pool(msgspec.Struct):
     departures: int = 0
     """How many functions have left the device to which they were bound, or were removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
-    """The required requests (RRC, the same file) of each function in `with_answers` that needs some."""
+    """The required requests (RRC, policies/device_queueing.py) of each function in `with_answers` that needs some."""
     alpha: float = 1.0
     """Functions have high priority, those with the smallest RRC first, up to this part of the sum of all RRCs."""
     ratio: float | None = None

@@ -1,8 +1,8 @@
 """Brings functions to a further device before requests wait for it.
 
 Where requests come faster than the devices of a function can answer them within its SLO, and bringing its blocks on
-demand takes too long (policies/device_ahead.py), they are brought to an idle device, as a run without requests. There
-they replace only functions that are not in use and have a lower value, by the eviction policy.
+demand takes too long (policies/device_ahead.py), the blocks are brought to an idle device, as a run without requests.
+There they replace only functions that are not in use and have a lower value, by the eviction policy.
 """
 
 from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ class Resources:
         self.requests = Resource("requests", config.requests_max)
         """Open requests."""
         self.cores = Resource("cores", cores, alone=True)
-        """The cores of operations that claim them (`of_cores`). A run that needs more cores than the machine has runs
+        """The cores of operations that claim them (`of_cores`). If a run needs more cores than the machine has, it runs
         alone.
         """
         self.load = Resource("load")
@@ -34,7 +34,9 @@ class Resources:
         node and a thread.
         """
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
-        """The cores of all workers, idle ones included, under the policies that reserve them."""
+        """The cores of all workers that are not stopping, idle ones included; limited under the policies that reserve
+        them.
+        """
         self.host = Resource("host", config.host_bytes)
         """The bytes of all host stores together, including blocks that are being loaded."""
         self.device_bytes = {each.name: Resource(f"bytes of {each.name}", each.memory_bytes) for each in config.devices}

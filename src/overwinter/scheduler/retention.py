@@ -167,7 +167,7 @@ def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
     """Evict blocks from the host stores until this many bytes are freed; return whether that was possible in this step.
-    If it has done its share of work, the queue for bytes is served again soon.
+    If the step has done its share of work, the queue for bytes is served again soon.
     """
     goal = host_bytes(cycle) - nbytes
     while host_bytes(cycle) > goal:

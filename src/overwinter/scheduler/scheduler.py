@@ -36,7 +36,7 @@ class Scheduler:
 
     @property
     def current(self) -> FunctionId | None:
-        """The function that the current event concerns, if there is one."""
+        """The function that is being handled, if there is one."""
         return self.cycle.current
 
     def handle(self, event: Event, now: Seconds) -> list[Action]:

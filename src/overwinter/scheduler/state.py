@@ -124,13 +124,13 @@ class Worker(msgspec.Struct):
     @property
     def has_slot(self) -> bool:
         """Whether it can accept one more run now."""
-        # Called for every worker of a family at every request, so it does not call `is_serving` and `slots`.
+        # Called for every worker of a family at every request, so it does not call `is_serving` and `free_slots`.
         if self.start is not None or self.stopping or self.drain is not None:
             return False
         return len(self.runs) + len(self.binds) < self.point.concurrency
 
     @property
-    def slots(self) -> int:
+    def free_slots(self) -> int:
         """The runs or binds that it could accept now."""
         return self.point.concurrency - len(self.runs) - len(self.binds)
 
@@ -371,7 +371,7 @@ class State(msgspec.Struct):
     releasing: FunctionId | None = None
     """The function that drains so that its blocks can be evicted for waiting functions."""
     faults: dict[FunctionId, str] = msgspec.field(default_factory=dict)
-    """The functions to take out of service in this step, with the reason."""
+    """The functions to take out of service, with the reason."""
     holding_cores: dict[tuple[str, int], Operation] = msgspec.field(default_factory=dict)
     """The operations that hold cores, by their owner in the ledger."""
 

@@ -64,7 +64,7 @@ def neighbours(cycle: Cycle, device: Device) -> list[Device]:
 
 
 def options(cycle: Cycle, function: Function, devices: Sequence[Device]) -> list[Option]:
-    """Describe these free devices to a policy."""
+    """Describe these devices to a policy."""
     execution_s = run_s(cycle, function, 1)
     return [_option(cycle, function, device, execution_s) for device in devices]
 

@@ -28,7 +28,7 @@ class Trunk(msgspec.Struct, eq=False):
     """Functions of a family that have most of their weights in common."""
 
     sizes: Mapping[Address, int]
-    """The blocks of the function with which the others have most in common."""
+    """The blocks of the function that started the trunk."""
     separate_part: float = 0.0
     """The part of a run that is separate for each function: estimated by bytes, then from the times of shared runs."""
     _spread: float | None = None

@@ -9,10 +9,10 @@ workers costs a small share of the time; for another tenant it ends at the lates
 ready. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
-slice is over. A function's time slice begins with its first worker after its blocks were loaded. If it began earlier,
-functions that wait for capacity or a core would take the blocks from each other, and none would run. It is longer than
-that of a worker, because blocks come from disk. A function in use that has nothing to do is evicted sooner, unless it
-is used so often that it would be loaded again at once, or was just loaded.
+slice is over. A function's time slice begins with its first worker or run on a device after its blocks were loaded. If
+it began earlier, functions that wait for capacity or a core would take the blocks from each other, and none would run.
+It is longer than that of a worker, because blocks come from disk. A function in use that has nothing to do is evicted
+sooner, unless it is used so often that it would be loaded again at once, or was just loaded.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ EVICTION_WORK_MAX = 1 << 15
 considered: about 15 ms.
 """
 SEARCHED_WORK = 8
-"""The work of considering a function in use, of the same unit."""
+"""The work of considering a function in use, in the same unit."""
 EPSILON = 1e-9
 """Shares that differ by less are equal."""
 

@@ -165,8 +165,8 @@ def _waits_long(function: Function, ready: Sequence[Worker]) -> bool:
         at_once += together
     # The workers of a family may differ: all together serve the waiting requests, slow ones included.
     run_s, slo_s = at_once / rate, 0.0 if settings.slo_ms is None else settings.slo_ms / 1000
-    # Many functions may wait, and each asks. Each has a request; the others of the first ones are counted until the
-    # result is known.
+    # Many functions may wait, and each asks. Each counts for one request; further requests are counted only for the
+    # first functions, and until the result is known.
     count = len(family.waiting) + (function.spec.id not in family.waiting)
     first = (family.members[id_] for id_ in islice(family.waiting, COUNTED_MAX) if id_ != function.spec.id)
     for each in chain([function], first):

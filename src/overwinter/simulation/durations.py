@@ -11,7 +11,7 @@ from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.machine import SimulatedWorker
 
 SETS_MAX = 4096
-"""The most sets of functions whose common part is remembered."""
+"""The most sets of functions whose separate part is remembered."""
 
 
 class Durations:

@@ -16,7 +16,7 @@ BARS = 40
 SLOS = 6
 """The most SLOs that are marked one by one; of more, the range is marked."""
 STEP = 0.05
-"""The axis of attainment begins at a multiple of this, below the lowest bar and the target."""
+"""The axis of attainment begins at a multiple of this, below the lowest bar and the target, or at 0."""
 
 
 def draw(report: Report, directory: Path, target: float) -> list[Path]:

@@ -24,7 +24,7 @@ class LatencyLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     batching: float = 0.0
     """The time that each further request of a batch saves, as a share of a single request."""
     crowding: float = 0.05
-    """The time that each further concurrent run adds to a run with its own cores, as a share of it."""
+    """The time that each further concurrent run adds to a run, besides the division of cores, as a share of it."""
     runtime_mib: float
     """The private memory of an idle worker."""
     request_mib: float

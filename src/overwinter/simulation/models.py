@@ -32,8 +32,8 @@ class Blocks(ScenarioPart, frozen=True, kw_only=True):
     shared: str | None = None
     """A key: blocks with the same key and size are the same in all functions. None: each copy has its own blocks."""
     work: float | None = None
-    """The time of the calls that use each of them, relative to that of the function's other blocks; by default as their
-    bytes. Slices share the time of the program by it.
+    """The time of the calls that use each of them, relative to that of the function's other blocks; by default in
+    proportion to their bytes. The time of the program is divided among its slices in this proportion.
     """
 
     def __post_init__(self) -> None:
@@ -73,13 +73,15 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     variants: int = 1
     """The number of its copies, each with its own blocks unless they are shared."""
     blocks: tuple[Blocks, ...]
-    """In the order of their use. If no device holds a function for devices, its program is cut between two of them."""
+    """In the order of their use. If no device holds all blocks of a function for devices, its program is cut between
+    blocks.
+    """
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
     settings: on a device that has all blocks.
     """
     device_ms: dict[int, float] = {}
-    """With `device = "any"` in the settings: the latency on a device that has all blocks; without it as in a worker."""
+    """With `device = "any"` in the settings: the latency on a device that has all blocks; by default as in a worker."""
     profile: tuple[Row, ...] = ()
     """Replaces latency_ms: rows of cores, batch, concurrency, latency in ms, and private MiB of a worker with this
     configuration.

@@ -53,8 +53,8 @@ class Application(ScenarioPart, frozen=True, kw_only=True):
     stages: Annotated[dict[str, Stage], msgspec.Meta(min_length=1)]
     """The stages, as in the file of a pipeline."""
     slo_ms: float | None = None
-    """The SLO of the application. It is divided among the stages in proportion to the SLOs of their functions, or
-    equally if a function has none.
+    """The SLO of the application. It is divided among the stages of the longest path in proportion to the SLOs of their
+    functions, or equally if a function has none.
     """
     timeout_s: float = 60.0
     workload: Workload
@@ -118,8 +118,8 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
     duration_s: float
     """The duration of arrivals; requests that have arrived are still answered afterwards."""
     settle_s: float = 0.0
-    """The first part of the duration, whose requests the figures of applications exclude; without applications, those
-    of functions do.
+    """The first part of the duration. The figures of applications exclude its requests; without applications, the
+    figures of functions exclude them.
     """
     node: Machine = Machine()
     devices: tuple[DeviceConfig, ...] = ()

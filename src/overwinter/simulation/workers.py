@@ -152,7 +152,7 @@ class Workers:
     def _ready(self, process: SimulatedWorker) -> None:
         self._handle(WorkerReady(process.worker))
         if process.function.spec.profile is None:
-            # As on a node, memory that no profile tells is measured.
+            # As on a node, memory that is in no profile is measured.
             self._handle(MemoryMeasured(((process.worker, int(process.function.model.worker_mib * MIB)),)))
 
     def _work(self, process: SimulatedWorker, cores: int, seconds: float, crash: float | None, then: Callback) -> None:

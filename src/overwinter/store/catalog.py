@@ -6,7 +6,7 @@ Functions and pipelines share one namespace; only the newest version of a pipeli
 
 The catalog knows the last version of each name that a tenant uses, and of the tenant's NAMES_MAX latest names. Of the
 tenant's older unused names together it knows only the highest version; a name that is new to the catalog starts above
-the one of its tenant.
+that version.
 """
 
 import sqlite3
@@ -91,7 +91,7 @@ class Catalog:
         self.file.close()
 
     def add(self, name: FunctionName, tenant: TenantId, manifest: bytes, created: float, proven: bool = True) -> int:
-        """Register a new version of `name` and return its number, higher than any that the name ever had.
+        """Register a new version of `name` and return its number, higher than any that the tenant's `name` ever had.
 
         Raises ConflictError if a pipeline has the name, ForbiddenError if another tenant has a version of it.
         """
@@ -138,7 +138,7 @@ class Catalog:
         tenant = subject.rpartition("/")[0]
         with self.file.transaction() as db:
             db.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", (machine, subject, profile, measured))
-            # "0" follows "/": the second range contains all subjects.
+            # "0" follows "/", so the first range contains the tenant's subjects. The second one contains all.
             for first, end, most in (
                 (f"{tenant}/", f"{tenant}0", TENANT_PROFILES_MAX),
                 ("", "\U0010ffff", PROFILES_MAX),

@@ -1,7 +1,7 @@
 """Removes blocks that no function needs.
 
 A tenant may hold millions of blobs, and nobody can upload or deploy while blocks are removed. So candidates are found
-without the lock, and it is taken for some of them at a time, when they are checked again.
+without the lock. The lock is then taken for some of them at a time, and these are checked again.
 """
 
 import os
@@ -59,7 +59,7 @@ class Collector:
         """The needs of each version at the last collection; a version never changes."""
 
     def collect(self, old: float, only: Collection[Address] | None = None) -> Collected:
-        """Remove blocks that no function needs and that were not renewed after `old`; with `only`, no others."""
+        """Remove blocks that no function needs and that were not renewed after `old`; with `only`, only these."""
         needed = self._needed()
         candidates = self._candidates(old, needed) if only is None else only
         removed = [nbytes for batch in _batches(candidates) for nbytes in self._remove(batch, needed, old)]

@@ -21,30 +21,30 @@ RENAMED = {"max_bodies": "max_workers"}
 
 
 def stored_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
-    """Decode a manifest of the catalog, with the settings that were limited; raise CallerError."""
+    """Decode a manifest of the catalog. Return it with messages about limited settings; raise CallerError."""
     return _stored(decode_manifest, data, SETTINGS_BOUNDS, "settings")
 
 
 def stored_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
-    """Decode a pipeline of the catalog, with the numbers that were limited; raise CallerError."""
+    """Decode a pipeline of the catalog. Return it with messages about limited numbers; raise CallerError."""
     return _stored(decode_pipeline, data, TIME_BOUNDS)
 
 
 def _stored(
-    decode: Callable[[bytes], Stored], data: bytes, bounds: Bounds, *within: str
+    decode: Callable[[bytes], Stored], data: bytes, bounds: Bounds, *path: str
 ) -> tuple[Stored, tuple[str, ...]]:
     try:
         return decode(data), ()
     except CallerError:
-        today, notes = _migrated(data, bounds, within)
+        today, notes = _migrated(data, bounds, path)
         return decode(today), notes
 
 
-def _migrated(data: bytes, bounds: Bounds, within: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
+def _migrated(data: bytes, bounds: Bounds, path: tuple[str, ...]) -> tuple[bytes, tuple[str, ...]]:
     """Return data with today's names and numbers within the bounds; unchanged if it has another form."""
     try:
         whole = holder = msgspec.json.decode(data, type=dict[str, Any])
-        for name in within:
+        for name in path:
             holder = holder[name]
         for name in RENAMED.keys() & holder.keys():
             holder.setdefault(RENAMED[name], holder.pop(name))

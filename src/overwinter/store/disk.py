@@ -40,7 +40,7 @@ def free_bytes(directory: Path) -> int:
 
 
 def private_directory(path: Path) -> Path:
-    """Return the directory `path`; create it with access for this user only if it does not exist."""
+    """Return the directory `path`; if it does not exist, create it with access for this user only."""
     with disk_errors("make a directory", path):
         if not path.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)

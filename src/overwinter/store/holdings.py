@@ -38,7 +38,7 @@ class Holdings:
     def add(self, tenant: TenantId, address: Address, nbytes: int, now: float, most: int | None) -> bool:
         """Record that the tenant has sent these bytes; return whether the holding is new.
 
-        Raises NoSpaceError when it would hold more than `most`, each file in whole pages.
+        Raises NoSpaceError when the tenant would hold more than `most`, each file in whole pages.
         """
         with self._file.transaction() as db:
             query = "SELECT 1 FROM holdings WHERE tenant = ? AND address = ?"

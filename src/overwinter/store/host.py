@@ -135,8 +135,8 @@ class HostStore:
         """Return read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
 
         Raises StoreError when a block is not resident; when its size has changed, in which case it is dropped and can
-        be loaded again; and when an earlier owner left it and it is not verified. Of blocks whose files are gone all
-        are dropped, so that one load brings all.
+        be loaded again; and when an earlier owner left it and it is not verified. All of these blocks
+        whose files are gone are dropped, so that one load brings them all.
         """
         descriptors: list[int] = []
         wanted = tuple(addresses)
@@ -235,7 +235,8 @@ class HostStore:
     def verify(self, address: Address, pause: Callable[[], None] = _at_once) -> bool:
         """Hash a resident block again. A block that does not match its address is dropped, and the result is False.
 
-        `pause` is called after each chunk. Raises StoreError when the block is missing, or is dropped meanwhile.
+        `pause` is called after each chunk. Raises StoreError when the block is missing, or when it does not match and
+        was dropped or replaced meanwhile.
         """
         hasher = blake3()
         with open(self._open(address, (address,)), "rb") as file, disk_errors(f"read block {address}", self.root):
@@ -250,16 +251,14 @@ class HostStore:
         return False
 
     def _drop_damaged(self, address: Address, descriptor: int) -> None:
-        """Drop a block with a wrong hash; raise StoreError if another file has replaced it meanwhile."""
+        """Drop a block with a wrong hash; raise StoreError if it was dropped or replaced meanwhile."""
         with self._changed:
             if not self._is_file_of(address, descriptor):
                 raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
             self.verification.damaged_memory += self.drop([address]) > 0
 
     def _is_file_of(self, address: Address, descriptor: int) -> bool:
-        """Whether the descriptor refers to the file at the address. It also does if another process removed
-        that file.
-        """
+        """Whether the descriptor refers to the file at the address; also True if another process removed that file."""
         try:
             return os.path.samestat(os.stat(self._path(address)), os.fstat(descriptor))
         except FileNotFoundError:
@@ -269,7 +268,7 @@ class HostStore:
         return self.root / check_address(address)
 
     def _open(self, address: Address, wanted: Sequence[Address]) -> int:
-        """Open a block; if its file is gone, drop those of the wanted blocks whose files are."""
+        """Open a block; if its file is gone, drop those of the wanted blocks whose files are gone."""
         try:
             return os.open(f"{self.root}/{check_address(address)}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -280,7 +279,7 @@ class HostStore:
 
     def _claim(self, wanted: dict[Address, int]) -> tuple[dict[Address, int], set[Address]]:
         """Split the blocks that are not resident into those that this thread copies and those that another one is
-        copying or removing. Wait for removals if the tmpfs has no room before.
+        copying or removing. Wait for removals if the tmpfs has no room until they end.
         """
         with self._changed:
             while True:

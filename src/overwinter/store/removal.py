@@ -1,7 +1,7 @@
 """Removes the files of dropped blocks.
 
-The kernel frees the memory of a file when it is removed, about 7 GiB a second, so a thread removes them. Until then a
-block is neither resident nor absent: it cannot be opened, and a load of it waits.
+The kernel frees the memory of a file when it is removed, about 7 GiB a second, so a thread removes the files. Until
+then a block is neither resident nor absent: it cannot be opened, and a load of it waits.
 """
 
 import threading

@@ -104,9 +104,9 @@ class Repository:
         return [address for address in wanted if address not in stored]
 
     def put(self, tenant: TenantId, address: str, body: Buffer | Iterable[Buffer], now: float) -> bool:
-        """Store a blob of the tenant, and return whether it is new to the tenant. An existing blob is replaced by an
-        equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which blobs
-        exist. Raises CallerError when the body has another address, for instance because it was truncated, or
+        """Store a blob of the tenant, and return whether it was missing for the tenant. An existing blob is replaced by
+        an equal one, which repairs it; the duration is the same as for a new one, so that it does not reveal which
+        blobs exist. Raises CallerError when the body has another address, for instance because it was truncated, or
         NoSpaceError.
         """
         with self.upload(tenant, address) as upload:
@@ -150,7 +150,7 @@ class Repository:
         path = self._block_path(check_address(address))
         with disk_errors(f"check block {address}", self._blocks):
             try:
-                file = open(path, "rb")  # noqa: SIM115 - closed below, and nothing is to be done where there is none
+                file = open(path, "rb")  # noqa: SIM115 - the `with` below closes it
             except FileNotFoundError:
                 return True
             with file:

@@ -13,7 +13,7 @@ from pathlib import Path
 from overwinter.store.disk import free_bytes
 
 RESERVE_BYTES = 4 << 20
-"""The space for the write-ahead logs and their indexes of the catalog and the usage file."""
+"""The space for the write-ahead logs of the catalog and the usage file, with the indexes of these logs."""
 DISK_DIVISOR = 16
 """The reserve is at most the size of the disk divided by this."""
 

@@ -10,7 +10,7 @@ from overwinter.model.pretrained import DATA_ONLY, import_transformers
 from overwinter.tasks.bundle import Bundle, TaskRequest, handler_source
 from overwinter.worker.handler import Code, Handler
 
-SECONDS = 1.0
+SAMPLE_S = 1.0
 """The length of the sample sounds."""
 
 
@@ -35,7 +35,7 @@ def transcription(request: TaskRequest, model: Any) -> Bundle:
     }
     source, assets = handler_source("speech", "transcript"), {"task.json": json.dumps(state).encode()}
     _check_decoding(Handler(Code(source), assets), tokenizer, model.config.vocab_size)
-    sample = _sounds(request.number("samples") or int(SECONDS * extractor.sampling_rate))
+    sample = _sounds(request.number("samples") or int(SAMPLE_S * extractor.sampling_rate))
     expected = [{"input_values": _extracted(extractor, row).to(model.dtype)} for row in sample]
     return Bundle(source, assets, {"audio": sample}, expected, {"input_values": ("batch", "samples")})
 

@@ -21,7 +21,7 @@ class ResidentFunction(msgspec.Struct, frozen=True, kw_only=True):
     slice: int | None
     """The number of a later slice of its program, which is cut; None: the first slice, or all of it."""
     tenant: TenantId | None
-    """None: it was removed, and its run has not ended."""
+    """None: the statistics, which are of a slightly different moment, do not have it on the device."""
     nbytes: int
     """The bytes of its weights, shared ones included."""
     exclusive_bytes: int | None
@@ -72,7 +72,7 @@ class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):
     executors: int
     """The started executors."""
     crashes: int
-    """The executors that died without being stopped, or were killed."""
+    """The executors that died without being stopped, or were killed during a start or a run."""
 
 
 class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     separate_part: float
     """The part of a run that sharing does not save, from 0 to 1, as the scheduler expects."""
     time_ratio: float | None
-    """The time of a shared run divided by that of separate runs; at 1 or more few runs are shared. None: unknown."""
+    """The time of a shared run divided by that of separate runs; if it is 1 or more, few are shared. None: unknown."""
     shared_with: Mapping[FunctionName, int]
     """How many of the last shared runs it shared with each function, the most frequent first."""
 

@@ -138,7 +138,7 @@ class Meter:
         return {key: amounts for key, amounts in used.items() if amounts != Amounts()}
 
     def _totals(self, now: Seconds, tenant: TenantId | None) -> dict[FunctionStatistics, Amounts]:
-        """Return the usage of each function, of all tenants or of one, since the node started, including operations in
+        """Return the usage of each function, of all tenants or of one, since the node started, including runs in
         progress. The event loop continues meanwhile, so a figure may lack a change; the next flush adds it.
         """
         seen = self._statistics

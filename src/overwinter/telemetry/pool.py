@@ -141,8 +141,8 @@ class TrackedPool(Generic[T]):
             executor.preparing = None
 
     def stop(self, action: StopWorker, now: Seconds) -> None:
-        """An executor is stopped; its device is empty from now on. It is killed at once if a start or run hangs, or a
-        run exceeds the drain timeout, and also if it prepares a function, which is no crash.
+        """An executor is stopped; its device is empty from now on. It is killed at once if a start or run hangs, if a
+        run exceeds the drain timeout, or if it is preparing a function. The last of these is no crash.
         """
         executor = self.executors[action.worker]
         if action.kill and not executor.stopping and executor.preparing is None:

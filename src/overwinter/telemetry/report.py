@@ -94,7 +94,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     executors: int
     """The started executors."""
     crashes: int
-    """The executors that died without being stopped, or were killed."""
+    """The executors that died without being stopped, or were killed during a start or a run."""
     unplaced: int
     """The runs that were sent again, because the free memory of the device was not contiguous."""
 
@@ -194,9 +194,9 @@ class StepReader(Tracker[Outcomes]):
 
     def __init__(self, duration_s: float, shared: bool = True, settle_s: float = 0.0) -> None:
         """`settle_s`: requests that arrive earlier are not counted."""
-        self._reports: dict[FunctionName, Outcomes] = {}
+        self._outcomes: dict[FunctionName, Outcomes] = {}
         """The outcomes of all deployed functions; the empty name has the requests and workers of no function."""
-        super().__init__(self._report_of)
+        super().__init__(self._outcomes_of)
         self.calls = Outcomes(FunctionName(""))
         self._shared = shared
         self._settle_s = settle_s
@@ -210,8 +210,8 @@ class StepReader(Tracker[Outcomes]):
         if settle_s:
             self._event_handlers[Arrived] = self._arrived_after_settling
 
-    def _report_of(self, name: FunctionName) -> Outcomes:
-        return self._reports.setdefault(name, Outcomes(name))
+    def _outcomes_of(self, name: FunctionName) -> Outcomes:
+        return self._outcomes.setdefault(name, Outcomes(name))
 
     def _arrived_after_settling(self, event: Arrived, now: Seconds) -> None:
         if now < self._settle_s:
@@ -270,7 +270,7 @@ class StepReader(Tracker[Outcomes]):
 
     def latencies(self, names: Iterable[FunctionName]) -> Latencies:
         """Return the latencies of the answers of these functions together."""
-        return Latencies().merge(self._report_of(name).latencies for name in names)
+        return Latencies().merge(self._outcomes_of(name).latencies for name in names)
 
     def report(self, now: Seconds) -> Report:
         """Return the figures at `now`, the end of the simulation."""
@@ -279,9 +279,9 @@ class StepReader(Tracker[Outcomes]):
             worker.charge_all(now)
         self.pool.charge_all(now)
         total = Outcomes(FunctionName(""))
-        for tally in self._reports.values():
+        for tally in self._outcomes.values():
             total.add(tally)
-        with_slo = [tally for tally in self._reports.values() if tally.slo_s is not None]
+        with_slo = [tally for tally in self._outcomes.values() if tally.slo_s is not None]
         asked, in_slo = sum(tally.requests for tally in with_slo), sum(tally.in_slo for tally in with_slo)
         attainment = in_slo / asked if asked else None
         return Report(
@@ -289,7 +289,7 @@ class StepReader(Tracker[Outcomes]):
             total=msgspec.structs.replace(total.figures(), attainment=attainment),
             memory=self._memory.figures(now),
             devices={name: _device_figures(each, now) for name, each in self.pool.devices.items()},
-            functions={name: tally.figures() for name, tally in self._reports.items() if name},
+            functions={name: tally.figures() for name, tally in self._outcomes.items() if name},
             samples=self._memory.samples,
             latencies=total.latencies.shares(),
         )

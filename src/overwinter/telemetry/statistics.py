@@ -69,7 +69,7 @@ class FunctionStatistics(Tally):
         self.shared_runs = self.shared_run_requests = 0
         """Of these, the runs with requests of several functions, and its own requests in them."""
         self.shared_charged_s = self.shared_whole_s = 0.0
-        """Its part of the seconds of cores, or of a device, that those took, and all of them."""
+        """The seconds of cores, or of a device, that those runs took: its part of them, and the whole."""
         self.retries = 0
         self.wait_s = 0.0
         """The seconds from arrivals until the request was first sent to a worker or a device."""

@@ -242,8 +242,8 @@ class Executor:
         members = [each for each in found.values() if isinstance(each, _Member)]
         for member in members:
             member.swapped.begin()
-        fault = _bring_together(members) if len(members) > 1 or not message.requests else None
-        runners = [fault or (each if isinstance(each, Failure) else each.runner) for each in found.values()]
+        failure = _bring_together(members) if len(members) > 1 or not message.requests else None
+        runners = [failure or (each if isinstance(each, Failure) else each.runner) for each in found.values()]
         by_name = dict(zip(found, runners, strict=True))
         whose = message.functions if message.requests else ()
         answer = run_batch(message, self._slot, [by_name[name] for name in whose])
@@ -272,7 +272,7 @@ class Executor:
         return structs.replace(answer, outcomes=(Failure("WorkerError", text),) * len(answer.outcomes), fault=fault)
 
     def _warm_up(self, function: str) -> bool:
-        """Warm a function up that was handed over; return whether a message interrupted it. An error is no reason to
+        """Warm up a function that was handed over; return whether a message interrupted it. An error is no reason to
         refuse requests: zeros are unusual values.
         """
         member = self._functions.get(function)

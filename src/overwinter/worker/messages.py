@@ -122,7 +122,7 @@ class Bind(_Message, frozen=True):
     pieces: tuple[tuple[int, int], ...]
     """For each weight of the program: the index of its block, and its offset there."""
     handed: tuple[int, ...]
-    """The indexes in `blocks` of the blocks that are sent: those that no function bound before has."""
+    """The indexes in `blocks` of those that are sent: the process lacks them, or their earlier files were dropped."""
     assets: tuple[tuple[str, Address, int], ...] = ()
     """The names, addresses and sizes of the handler's files."""
     trial: Trial | None = None

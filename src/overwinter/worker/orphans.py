@@ -9,12 +9,12 @@ from collections.abc import Collection
 from contextlib import suppress
 
 ATTEMPTS, PAUSE_S = 50, 0.01
-"""How often killing the processes of a user is tried while no process can be forked for it, and the pause between."""
+"""How often this process tries to fork the process that kills all processes of a user, and the pause between."""
 
 
 def kill_orphans(known: Collection[int], uid: int | None) -> None:
-    """Kill the children of this process that are not `known`, and all processes of a user that this process's pid
-    namespace contains; `uid` None: of no user. Waits some milliseconds, longer if they use all process ids.
+    """Kill the children of this process that are not `known`, and all processes of a user in this process's pid
+    namespace; `uid` None: of no user. Waits some milliseconds, longer if they use all process ids.
     """
     for _ in range(ATTEMPTS):
         all_are_killed = uid is None or _kill_all_of(uid)

@@ -18,9 +18,9 @@ from overwinter.worker.runner import Prepared
 
 _libc = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-WARM_UP_BYTES = 128 << 10
+WARM_UP_LARGEST_IN_HEAP_BYTES = 128 << 10
 """During a warm-up, larger allocations are outside of the heap."""
-HEAP_BYTES = 32 << 20
+LARGEST_IN_HEAP_BYTES = 32 << 20
 """In a worker, larger allocations are outside of the heap. glibc would raise its threshold to this value at most."""
 
 
@@ -73,13 +73,13 @@ def _tensors_outside_heap() -> Iterator[None]:
     In the heap they would leave small free pieces, whose pages each fork would fault in again one by one; at the end of
     the heap a fork gets huge pages.
     """
-    _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_BYTES)
+    _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_LARGEST_IN_HEAP_BYTES)
     try:
         yield
     finally:
         # glibc does not adapt a threshold that was set. Without this value a worker would map each large tensor again.
-        _libc.mallopt(_MMAP_THRESHOLD, HEAP_BYTES)
-        _libc.mallopt(_TRIM_THRESHOLD, 2 * HEAP_BYTES)
+        _libc.mallopt(_MMAP_THRESHOLD, LARGEST_IN_HEAP_BYTES)
+        _libc.mallopt(_TRIM_THRESHOLD, 2 * LARGEST_IN_HEAP_BYTES)
 
 
 def _log(text: str) -> None:

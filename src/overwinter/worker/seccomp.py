@@ -150,7 +150,8 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         "ioctl": _one_of(1, *_IOCTL),
         "fcntl": _one_of(1, *_FCNTL),
         "close_range": _one_of(2, *_CLOSE_RANGE),
-        # It copies pages that a process shares with its zygote without page faults, by which the node notices copies.
+        # MADV_COLLAPSE copies pages that a process shares with its zygote. It causes no page faults, by which the node
+        # notices copies.
         "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_COLLAPSE), _REFUSE, _ALLOW],
     }
     # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
@@ -163,8 +164,8 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         }
     gpu: dict[str, list[_Instruction]] = {}
     if kind == "gpu":
-        # The driver's requests differ between versions; Landlock decides for which files they are allowed. It shares
-        # memory without a file with its threads.
+        # The driver's requests differ between versions; Landlock decides for which files they are allowed. The driver
+        # shares memory without a file with its threads.
         gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
         # It creates its directory in /dev unless that exists, removes files and links before it makes them, and looks
         # for a server with which processes share a GPU. It uses no GPU if it may not; these answers let it go on.

@@ -1,7 +1,7 @@
 """Tries a new version in its worker before it may answer requests.
 
 If its author gave sample requests, any failure refuses the version. Otherwise a function with a handler is tried on a
-generated request, in the sizes of the export, with zeros for numbers and a few words for BYTES. A correct handler may
+generated request, in the sizes of the export, with zeros for numbers and a few words for BYTES. A correct handler need
 not accept such a request, so a failure is then only a warning.
 """
 
@@ -31,7 +31,7 @@ TEXT = b"a few words"
 
 def check_size(runner: Runner, output_bytes: int) -> None:
     """Raise HandlerError if a program without a handler can answer no request, because its smallest answer has this
-    many bytes. One with another dynamic size than the batch may have smaller answers than on its example.
+    many bytes. A program with another dynamic size than the batch may have smaller answers than on its example.
     """
     if output_bytes > ANSWER_BYTES_MAX and not runner.program.example.keys() - {BATCH}:
         raise HandlerError(

@@ -31,7 +31,7 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
 
 
 def by_memory(given: ScalingInput) -> Scaled:
-    """Scale by algorithm 1 over the remaining rate, with the least memory."""
+    """Scale by algorithm 1 over the remaining rate, with the memory as the cost."""
     return scale(_BY_MEMORY, given)
 
 

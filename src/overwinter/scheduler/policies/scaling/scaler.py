@@ -31,7 +31,7 @@ class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[CurrentWorker, ...] = ()
     free_cores: float
     free_workers: int
-    """The further workers up to the maximum of the functions' settings, or of the node without other families."""
+    """The further workers up to the maximum of the functions' settings, or of the node if it had no other families."""
     free_bytes: float
     """The memory for further workers; infinite without a limit."""
     weight_bytes: int
