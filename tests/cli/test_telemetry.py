@@ -72,7 +72,7 @@ def test_an_explanation_tells_why() -> None:
     )
     assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
     assert "80 ms, met by 50.0%; no configuration meets it on this machine" in shown
-    assert "2 configurations, known for 2 min; in service the latency is 1.50 times that" in shown
+    assert "2 configurations, known for 2 min; in service the latency is 1.50 times the profile's" in shown
     assert "the fastest takes 250 ms with 2 cores, batch 4, concurrency 2, 1.0 KiB" in shown
     assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",

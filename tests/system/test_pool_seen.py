@@ -66,7 +66,7 @@ def test_the_commands_show_the_devices(pool: NodeProcess):
     assert len(json.loads(told(pool, "devices", "--json"))) == 2
     shown = told(pool, "devices")
     assert all(f"{name}@1" in shown for name in MODELS)
-    assert "from the host after" in shown
+    assert "from the host, latency" in shown
     assert "RUNNING" in told(pool, "top", "--once")
     assert "pool: " in told(pool, "ps")
     assert "last device" in told(pool, "explain", "f1")

@@ -14,9 +14,9 @@ from overwinter.core.config import RequestLimits
 from overwinter.core.errors import OverloadedError, TooLargeError
 
 MEMORY_DIVISOR = 8
-"""The default memory for requests is the free memory of the machine divided by this."""
+"""The default memory for requests is the available memory, of the machine or the container, divided by this."""
 MEMORY_ASSUMED_BYTES = 4 << 30
-"""The free memory that is assumed if the system does not report it."""
+"""The available memory that is assumed if the system does not report it."""
 SMALL_BYTES = 64 << 10
 """A request that needs no more memory than this is accepted even if the memory is in use."""
 LITTLE_SHARE = 1 / 128
@@ -86,7 +86,7 @@ class Budget:
             )
 
     def change(self, caller: str, nbytes: int) -> None:
-        """Change the reserved amount; waiting reservations get freed memory round-robin by caller."""
+        """Change the reserved amount. Released memory is granted to waiting reservations, round-robin by caller."""
         held = self.held_by.get(caller, 0) + nbytes
         self.held += nbytes
         self._held_by_little += self._if_little(held) - self._if_little(held - nbytes)
@@ -225,7 +225,7 @@ def lack_of_memory(nbytes: int) -> OverloadedError:
 
 
 def budget_of(limits: RequestLimits, memory_bytes: int | None) -> Budget:
-    """Return the budget of a node with this much free memory; None: the amount is unknown."""
+    """Return the budget of a node with this much available memory; None: the amount is unknown."""
     nbytes = limits.requests_bytes_max
     if nbytes is None:
         nbytes = (memory_bytes or MEMORY_ASSUMED_BYTES) // MEMORY_DIVISOR

@@ -40,7 +40,7 @@ class TelemetryApi:
         ]
 
     async def metrics(self, request: Request) -> Response:
-        """All metrics, for Prometheus."""
+        """The metrics, for Prometheus. A tenant gets only those of its own functions and pipelines."""
         return request.counted(Response(200, await request.caller.node.telemetry.metrics(), [METRICS_TYPE]))
 
     async def activity(self, request: Request) -> Response:
@@ -52,7 +52,7 @@ class TelemetryApi:
         return request.counted(json_response(await request.caller.node.telemetry.devices()))
 
     async def usage(self, request: Request) -> Response:
-        """The usage of each function, of all tenants or of the one in the path."""
+        """The usage of each function, of all tenants or of the one in the path. A tenant gets only its own."""
         tenant = request.path_params.get("tenant")
         used = await request.caller.node.telemetry.usage(None if tenant is None else TenantId(tenant))
         return Response(200, await request.run(listed(used, lambda each: each, request.reservation)), [JSON_TYPE])

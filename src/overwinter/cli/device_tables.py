@@ -49,7 +49,7 @@ _DEVICES = (
     Column("HITS", drop_order=10),
     Column("MOVED", drop_order=9),
     Column("FROM PEERS", drop_order=2),
-    Column("EXECUTORS", drop_order=1),
+    Column("STARTS", drop_order=1),
     Column("CRASHES", drop_order=3),
     Column("RUNNING", "name"),
 )
@@ -89,14 +89,14 @@ _RESIDENTS = (
 
 def _facts(device: Description) -> Iterator[tuple[str, str]]:
     name, links, run = device["name"], device["links"], device["run"]
-    host = f"{_rate_text(links['bytes_per_s'])} from the host after {links['latency_s'] * 1e6:.0f} us"
+    host = f"{_rate_text(links['bytes_per_s'])} from the host, latency {links['latency_s'] * 1e6:.0f} us"
     switch = f", behind {links['switch']} with {_rate_text(links['switch_bytes_per_s'])}" if links["switch"] else ""
     peers = "".join(f", {_rate_text(rate)} from {peer}" for peer, rate in links["peers"].items())
     yield f"{name} links", f"{host}{switch}{peers}, in groups of {size_text(links['group_bytes'])}"
     if run is not None:
         requests = "1 request" if run["requests"] == 1 else f"{run['requests']} requests"
-        brought = f", with {size_text(run['missing_bytes'])} to bring" if run["missing_bytes"] else ""
-        yield f"{name} runs", f"{run['function']} with {requests} for {run['seconds']:.2f} s{brought}"
+        brought = f", {size_text(run['missing_bytes'])} missing at its start" if run["missing_bytes"] else ""
+        yield f"{name} running", f"{run['function']}, {requests}, for {run['seconds']:.2f} s so far{brought}"
     if device["failures"]:
         retry = f"; next attempt in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
         times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"

@@ -22,7 +22,7 @@ HELP = {
     "data": "Directory of the repository, which stores everything deployed.",
     "host_store": "Directory on a tmpfs for the blocks of loaded functions.",
     "keep_warm": "Keep the blocks in memory after a clean stop, for the next start.",
-    "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the free memory]",
+    "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the available memory]",
     "caller_share": "Share of that memory that one caller (a token's tenant, or without tokens an address) may use.",
     "request_bytes_max": "Largest request body, also after decompression.",
     "json_bytes_max": "Largest JSON of a request or a reply. Larger tensors must use the binary extension.",

@@ -194,7 +194,7 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
 def _devices_table(report: "Report") -> "FittedTable":
     from overwinter.cli.fitting import Column, FittedTable
 
-    columns = (Column("DEVICE", "word"), *map(Column, ("RUNS", "BUSY", "HITS", "MOVED", "EXECUTORS", "CRASHES")))
+    columns = (Column("DEVICE", "word"), *map(Column, ("RUNS", "BUSY", "HITS", "MOVED", "STARTS", "CRASHES")))
     rows = [
         (
             name,

@@ -162,17 +162,18 @@ def _facts_of(explained: Description) -> dict[str, str]:
 
 
 def _pool_facts(pool: Description) -> dict[str, str]:
-    """Return where a function of the pool ran, why there, and what counts for its priority."""
+    """Return where a function of the pool ran, why there, and what counts for its priority, if answers count for it."""
     runs = ", ".join(f"{count} on {name}" for name, count in pool["runs"].items()) or "none"
     hits = "" if pool["hit_ratio"] is None else f"; {_share_text(pool['hit_ratio'])} found all blocks"
     moved = "" if pool["moved_bytes"] is None else f"; {size_text(pool['moved_bytes'])} moved"
-    priority = f"{pool['in_time']} of the last {pool['answers']} answers were in time"
-    if pool["required"] > 0:
-        priority += f"; {pool['required']:.0f} more in time are required to meet the SLO"
+    priority = {}
+    if pool["answers"]:
+        required = f"; {pool['required']:.0f} more in time are required to meet the SLO" if pool["required"] > 0 else ""
+        priority = {"priority": f"{pool['in_time']} of the last {pool['answers']} answers were in time{required}"}
     last = {"last device": pool["last_device"] or "none"}
     if slices := pool.get("slices"):
         last = {f"slice {number}": _slice_text(each) for number, each in enumerate(slices, 1)}
-    facts = {"runs on devices": f"{runs}{hits}{moved}", **last, "priority": priority}
+    facts = {"runs on devices": f"{runs}{hits}{moved}", **last, **priority}
     return {"cannot run": pool["no_device_reason"], **facts} if pool["no_device_reason"] else facts
 
 
@@ -211,7 +212,7 @@ def _profile_text(profile: Description) -> str:
     age_s = profile["age_s"]
     age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
     known = _count(profile["points"], "configuration", "configurations")
-    text = f"{known}{age}; in service the latency is {profile['slowdown']:.2f} times that"
+    text = f"{known}{age}; in service the latency is {profile['slowdown']:.2f} times the profile's"
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (

@@ -147,8 +147,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The limits on one request, one caller, and all callers together."""
 
     requests_bytes_max: int | None = None
-    """The memory limit of all requests together, for bodies, tensors and answers; None: an eighth of the free memory at
-    the start.
+    """The memory limit of all requests together, for bodies, tensors and answers; None: an eighth of the available
+    memory at the start.
     """
     caller_share: float = 0.5
     """The share of that memory that one caller may use: the tenant of a token, or without tokens a client's address."""
@@ -233,7 +233,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     as much.
     """
     memory_free_min_bytes: int = 512 << 20
-    """Below this much free memory the node evicts unused blocks, unbinds unused functions and stops idle workers."""
+    """With less available memory the node evicts unused blocks, unbinds unused functions and stops idle workers."""
     zygotes_max: int = 32
     """The most tenants with a zygote; an unused zygote is stopped for another tenant."""
     zygote_timeout_s: float = 5.0

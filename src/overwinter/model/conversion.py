@@ -32,7 +32,7 @@ from overwinter.model.structure import (
     Dtype,
     MemoryFormat,
     Program,
-    Scalar,
+    SingleArgument,
     Slot,
     Value,
     Weight,
@@ -159,13 +159,13 @@ class _Conversion:
 
     def require(self, checks: Sequence[Condition]) -> None:
         """Append calls that fail unless the conditions hold."""
-        known: dict[tuple[str, tuple[Scalar, ...]], Slot] = {}
+        known: dict[tuple[str, tuple[SingleArgument, ...]], Slot] = {}
 
         def size_of(name: str) -> Slot:
             at, dim = next((at, spec.shape.index(name)) for at, spec in enumerate(self.inputs) if name in spec.shape)
             return call("aten.sym_size.int", (Slot(len(self.weights) + at), dim))
 
-        def call(function: str, args: tuple[Scalar, ...]) -> Slot:
+        def call(function: str, args: tuple[SingleArgument, ...]) -> Slot:
             if (function, args) not in known:
                 slot = self._next_slot()
                 self.values.append(Value(kind_of(function)))
@@ -305,7 +305,7 @@ class _Conversion:
             return tuple(self._scalar(part, node) for part in argument)
         return self._scalar(argument, node)
 
-    def _scalar(self, argument: Any, node: Node) -> Scalar:
+    def _scalar(self, argument: Any, node: Node) -> SingleArgument:
         match argument:
             case Node() if argument in self.slots:
                 return Slot(self.slots[argument])

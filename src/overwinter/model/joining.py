@@ -45,8 +45,8 @@ def batching(
     one.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
-    if program.unjoinable:
-        return Batching(program.unjoinable)
+    if program.batching_obstacle:
+        return Batching(program.batching_obstacle)
     if 2 * low > high:
         return Batching(f"a request has at least {low} rows, a run at most {high}")
     most = (low,) * min(max_batch, MOST_REQUESTS, high // low)

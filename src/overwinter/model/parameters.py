@@ -12,7 +12,16 @@ import torch
 
 from overwinter.model.guards import TENSORS_ONLY
 from overwinter.model.operators import CHECKS
-from overwinter.model.structure import SYMBOLIC_KINDS, Argument, Device, Dtype, MemoryFormat, Program, Scalar, Slot
+from overwinter.model.structure import (
+    SYMBOLIC_KINDS,
+    Argument,
+    Device,
+    Dtype,
+    MemoryFormat,
+    Program,
+    SingleArgument,
+    Slot,
+)
 
 MOST = (1 << 31) - 1
 """The largest magnitude of most integer parameters."""
@@ -70,7 +79,7 @@ class Parameter:
             return self.kind != "Tensor" and self._takes_part(argument, program, True)
         return all(self._part_may_lack if part is None else self._takes_part(part, program, True) for part in argument)
 
-    def _takes_part(self, part: Scalar, program: Program, tensors_only: bool) -> bool:
+    def _takes_part(self, part: SingleArgument, program: Program, tensors_only: bool) -> bool:
         if self.kind == "Tensor" and tensors_only and is_number(part, program):
             return False
         if self.bounds is not None and isinstance(part, int) and not self.bounds.holds(part):
@@ -103,12 +112,12 @@ def bounded(bounds: IntegerRange) -> Callable[[Any], Any]:
     return check
 
 
-def _takes(kind: str, argument: Scalar, program: Program) -> bool:
+def _takes(kind: str, argument: SingleArgument, program: Program) -> bool:
     known = _KINDS.get(kind)
     return known is not None and known(argument, program)
 
 
-def is_number(argument: Scalar, program: Program) -> bool:
+def is_number(argument: SingleArgument, program: Program) -> bool:
     """Whether an argument is a number, literal or computed."""
     if isinstance(argument, Slot):
         return not _is_tensor(argument, program)
@@ -120,7 +129,7 @@ def _is_tensor(argument: Slot, program: Program) -> bool:
     return at < 0 or program.values[at].dtype not in SYMBOLIC_KINDS
 
 
-def _is_whole(argument: Scalar, program: Program) -> bool:
+def _is_whole(argument: SingleArgument, program: Program) -> bool:
     return not isinstance(argument, float) and is_number(argument, program)
 
 

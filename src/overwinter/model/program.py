@@ -44,7 +44,7 @@ from overwinter.model.structure import (
     Layer,
     MemoryFormat,
     Program,
-    Scalar,
+    SingleArgument,
     Slot,
     Term,
     Value,
@@ -240,7 +240,7 @@ class _Walk:
             _require(slot not in self.bits, f"output slot {slot} holds a number, not a tensor")
 
     def _check_arguments(self, call: Call, where: str) -> None:
-        parts: list[Scalar] = []
+        parts: list[SingleArgument] = []
         for argument in (*call.args, *call.kwargs.values()):
             parts.extend(argument if isinstance(argument, tuple) else (argument,))
         _require(len(parts) + len(call.args) + len(call.kwargs) <= MAX_CALL_PARTS, f"{where}: too many arguments")
@@ -254,7 +254,7 @@ class _Walk:
             given = call.args[position] if len(call.args) > position else call.kwargs.get(name, value)
             _require(type(given) is type(value) and given == value, f"{where}: {name} must be {value}")
 
-    def _check_part(self, part: Scalar, where: str) -> None:
+    def _check_part(self, part: SingleArgument, where: str) -> None:
         match part:
             case Slot(number):
                 if number not in self.alive:

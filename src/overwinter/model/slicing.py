@@ -21,7 +21,7 @@ from overwinter.model.structure import (
     Call,
     Layer,
     Program,
-    Scalar,
+    SingleArgument,
     Slot,
     Value,
     evaluate,
@@ -242,7 +242,7 @@ class Slicer:
             return tuple(self._renumbered_part(part, new_slots) for part in argument)
         return self._renumbered_part(argument, new_slots)
 
-    def _renumbered_part(self, part: Scalar, new_slots: dict[int, int]) -> Scalar:
+    def _renumbered_part(self, part: SingleArgument, new_slots: dict[int, int]) -> SingleArgument:
         return Slot(self._new_slot(part.number, new_slots)) if isinstance(part, Slot) else part
 
     def _new_slot(self, slot: int, new_slots: dict[int, int]) -> int:

@@ -50,8 +50,8 @@ class Device(msgspec.Struct, frozen=True, gc=False, tag="d", tag_field="k"):
     """An argument that is the device on which the program runs."""
 
 
-Scalar = None | bool | int | float | str | Slot | Dtype | MemoryFormat | Device
-Argument = Scalar | tuple[Scalar, ...]
+SingleArgument = None | bool | int | float | str | Slot | Dtype | MemoryFormat | Device
+Argument = SingleArgument | tuple[SingleArgument, ...]
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -135,8 +135,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dimensions: dict[str, tuple[int, int]]
     """The range of each dynamic size."""
     example: dict[str, int]
-    """The value of each dynamic size for which `layers` is computed; the smallest for the batch if the model allows
-    it.
+    """The dynamic sizes for which `layers` is computed: those of the example inputs, but for the batch its smallest
+    value, if the model's conditions on sizes allow that.
     """
 
     @property
@@ -150,7 +150,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return len(self.weights) + len(self.inputs)
 
     @property
-    def unjoinable(self) -> str:
+    def batching_obstacle(self) -> str:
         """Why requests cannot share a run, judged by shapes; empty if they may."""
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:

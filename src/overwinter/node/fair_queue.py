@@ -43,7 +43,7 @@ class FairQueue:
         """Start what takes as long as `count` requests, now or when it is its client's turn. Needs a running event
         loop. `discards`: whether the work only discards bytes; it then comes after other work.
         """
-        self._count_iteration()
+        self._schedule_iteration()
         waiting = self._discards if discards else self._small if count <= SMALL_MOST else self._large
         if self._started >= self._most or (waiting if waiting is self._small else self._is_left()):
             waiting.setdefault(client, deque()).append((start, count))
@@ -60,11 +60,11 @@ class FairQueue:
     def spend(self, count: int) -> None:
         """Record that this iteration did work that takes as long as `count` requests."""
         if count:
-            self._count_iteration()
+            self._schedule_iteration()
             self._started += count
 
-    def _count_iteration(self) -> None:
-        """Count what is started from now until the next iteration."""
+    def _schedule_iteration(self) -> None:
+        """Schedule the next iteration, which sets the count to 0, unless that is already scheduled."""
         if not (self._started or self._is_left()):
             asyncio.get_running_loop().call_soon(self._begin_iteration)
 

@@ -40,8 +40,8 @@ GONE_S = 5.0
 """The longest that a close waits for the end of each killed process."""
 LINGER_S = 1.0
 """How long a zygote may take to report the end of a process, and a process that closed its channel to exit."""
-MESSAGE_BYTES_OF_ONE = 2 << 10
-"""Reading this many bytes of a message takes about as long as reading one small message."""
+SMALL_MESSAGE_BYTES = 2 << 10
+"""Reading this many bytes of a large message takes about as long as reading one small message."""
 LAST_BYTES_MAX = 16 << 10
 """The size of the largest message that is read after the end of its process: many may end at the same time."""
 REQUEST_ERRORS = (ChannelClosedError, OSError, OverflowError)
@@ -74,7 +74,7 @@ class Forks:
     # Requests
 
     def request(self, process: ContainedProcess, order: ForkWorker) -> None:
-        """Ask a zygote for a process, or wait for one; raises one of REQUEST_ERRORS."""
+        """Ask a zygote for a process, now or when one can fork it; raises one of REQUEST_ERRORS."""
         zygote = None if process.tenant in self._waiting else self._zygote_for(process, order)
         if zygote is None:
             self._waiting.setdefault(process.tenant, {})[process.forked_as] = order
@@ -88,7 +88,7 @@ class Forks:
             asked = any(self._ask_next(tenant) for tenant in list(self._waiting))
 
     def _ask_next(self, tenant: TenantId | None) -> bool:
-        """Ask for the process that waits longest of a tenant's; return whether a zygote can fork it now."""
+        """Ask for the process of a tenant that has waited longest; return False if no zygote can be asked now."""
         if tenant not in self._waiting:
             return False
         forked_as, order = next(iter(self._waiting[tenant].items()))
@@ -158,7 +158,8 @@ class Forks:
             return
         process.forked(zygote.channel.sender, pidfd, smaps)
         if smaps is not None or zygote.tenant is None:
-            # Without smaps the node cannot measure which inherited pages the process has copied.
+            # Without smaps the node cannot measure which inherited pages the process has copied. Those of the base
+            # zygote, which is trusted, are deducted even so.
             process.inherited_bytes = process.inherited_at_fork_bytes = anonymous_bytes(zygote.pid or 0) or 0
         self._loop.add_reader(pidfd, self._process_exited, zygote, process)
 
@@ -214,7 +215,7 @@ class Forks:
         if process in self._unread:
             self._unread.discard(process)
             self._receive(process)
-            self._queue.spend(process.channel.received_bytes // MESSAGE_BYTES_OF_ONE)
+            self._queue.spend(process.channel.received_bytes // SMALL_MESSAGE_BYTES)
 
     def _stop_listening(self, process: ContainedProcess) -> None:
         self._unread.discard(process)

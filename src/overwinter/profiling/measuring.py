@@ -50,7 +50,7 @@ def least_rows(program: Program) -> int:
 
 def batch_limit(program: Program) -> int:
     """Return the most requests of minimal size in one run; 1 for a program whose requests cannot share a run."""
-    if program.unjoinable:
+    if program.batching_obstacle:
         return 1
     accepted, allowed = program.dimensions[BATCH][1] // least_rows(program), int(SETTINGS_BOUNDS["max_batch"].most)
     return max(1, min(accepted, allowed, requests_of_run_max((*program.inputs, *program.outputs))))

@@ -88,7 +88,7 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     last_device: str
     """The device of its last run, and why that one; empty: it has not run."""
     answers: int
-    """The answers that count for its priority."""
+    """The last answers, if they count for its priority (`device_order = "rrc"`); otherwise 0."""
     in_time: int
     """Those within the SLO."""
     required: float

@@ -78,16 +78,16 @@ class Trunks(dict[FunctionId, Trunk]):
         self._members[found] += 1
         return found
 
-    def leave(self, id_: FunctionId) -> None:
-        """Remove a function of this trunk."""
-        self._members[id_] -= 1
-        if not self._members[id_]:
-            del self._members[id_]
-            self._forget(id_)
+    def leave(self, trunk: FunctionId) -> None:
+        """Remove one function from a trunk. `trunk`: the function that started it."""
+        self._members[trunk] -= 1
+        if not self._members[trunk]:
+            del self._members[trunk]
+            self._forget(trunk)
 
-    def _forget(self, id_: FunctionId) -> None:
-        for address in self.pop(id_).sizes:
-            self._holders[address].pop(id_)
+    def _forget(self, trunk: FunctionId) -> None:
+        for address in self.pop(trunk).sizes:
+            self._holders[address].pop(trunk)
             if not self._holders[address]:
                 del self._holders[address]
 

@@ -52,7 +52,11 @@ class DeviceCounts:
 
 
 class Tally:
-    """The counts of one function, over all its versions. Seconds and bytes count when an operation has ended."""
+    """The counts of one function, over all its versions.
+
+    The costs of a run, a load or a bind are added when it has ended. The costs over time, of workers and of blocks on
+    devices, are added when the function is charged for them: at the latest when it is unbound or its blocks leave.
+    """
 
     def __init__(self, name: FunctionName) -> None:
         self.name = name
@@ -83,13 +87,15 @@ class Tally:
         self.core_s = 0.0
         """The core seconds of runs and binds; functions that share a run are charged by their number of requests."""
         self.busy_s = self.worker_s = 0.0
-        """The seconds in which its workers had something to run, and in which they were alive."""
+        """The seconds in which its workers had something to run, divided among the functions of a run by requests; and
+        in which they were alive, which, like the next three, are divided equally among the functions of a worker.
+        """
         self.worker_core_s = 0.0
-        """The core seconds of its live workers."""
+        """The cores of its workers times the seconds in which they were alive."""
         self.idle_core_s = 0.0
-        """The core seconds of idle workers."""
+        """The cores of its workers times the seconds in which they were idle."""
         self.private_byte_s = 0.0
-        """The private memory of workers over time."""
+        """The private memory of its workers times the seconds."""
         self.workers = 0
         """The current workers."""
         self.by_device: dict[DeviceId, DeviceCounts] = {}

@@ -70,8 +70,8 @@ class Programs(Mapping[Address, Prepared]):
 def _tensors_outside_heap() -> Iterator[None]:
     """Allocate tensors outside the heap.
 
-    In the heap they would leave small free pieces, whose pages each fork would fault in again one by one; at the end of
-    the heap a fork gets huge pages.
+    In the heap, freed tensors would leave small gaps. A fork that uses them takes a page fault for each small page;
+    without gaps it allocates at the end of the heap, where it gets huge pages.
     """
     _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_LARGEST_IN_HEAP_BYTES)
     try:

@@ -47,7 +47,7 @@ class Prepared:
         self.run: Compiled = run or compile_program(self.program)
         self.declared = DeclaredOutputs(self.program)
         self.splits = Splits(self.program)
-        self.joinable = not self.program.unjoinable
+        self.joinable = not self.program.batching_obstacle
         """Whether requests may share a run, judged by the shapes that the program declares."""
 
     def unchecked(self) -> Compiled:

@@ -329,7 +329,7 @@ def _rows(narrow: Any, wide: Any, rows: int) -> _Rows | None:
 
 
 def _split(program: Program, differing: frozenset[int]) -> Split | None:
-    if program.unjoinable or any(call.operator in ITEM_OPERATORS for call in program.calls):
+    if program.batching_obstacle or any(call.operator in ITEM_OPERATORS for call in program.calls):
         # A number that is read from a tensor of all rows belongs to no single request.
         return None
     for spans in possible_splits(program, differing):
