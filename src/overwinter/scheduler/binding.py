@@ -23,7 +23,6 @@ from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import (
     OVERDUE,
     UNKNOWN_S,
-    UNLOADED,
     count_bytes,
     drain,
     end,
@@ -211,9 +210,7 @@ def stop_using(
 def was_unloaded(worker: Worker, function: Function) -> bool:
     """Whether the function leaves the worker because it was unloaded, even if it is loaded again by now."""
     binding = worker.bound.get(function.spec.id)
-    if binding is not None and binding.draining:
-        return binding.until is not None
-    return worker.drain is not None and worker.drain.why == UNLOADED
+    return binding is not None and binding.unloaded
 
 
 def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding, marks: bool = True) -> None:

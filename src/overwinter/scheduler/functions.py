@@ -12,7 +12,7 @@ from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
 from overwinter.scheduler.blocks import hold, release
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operations import REMOVED, UNLOADED, watch_deadlines
+from overwinter.scheduler.operations import watch_deadlines
 from overwinter.scheduler.state import Function
 
 
@@ -90,7 +90,7 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     if function.wants_wake:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", message))
     refuse_queue(cycle, function, "NotFoundError", message)
-    _release_all(cycle, function, REMOVED)
+    _release_all(cycle, function, "its function was removed")
     cycle.changed.pop(id_, None)
     del state.functions[id_]
     del state.tenant(spec.tenant).functions[id_]
@@ -168,7 +168,9 @@ def _set_unloaded(cycle: Cycle, function: Function, error: str, reason: str) -> 
         function.awaited = False
         cycle.actions.append(LoadFinished(function.spec.id, error, reason))
     function.unloaded = True
-    _release_all(cycle, function, UNLOADED)
+    for worker in function.workers.values():
+        worker.bound[function.spec.id].unloaded = True
+    _release_all(cycle, function, "its function was unloaded")
     watch(cycle, function)
     cycle.mark(function)
 

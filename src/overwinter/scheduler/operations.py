@@ -34,9 +34,6 @@ a small part of the time.
 """
 USE_SMOOTHING = 0.2
 
-UNLOADED = "its function was unloaded"
-REMOVED = "its function was removed"
-
 
 # Starts
 

@@ -58,6 +58,8 @@ class Binding(msgspec.Struct, eq=False):
     """Whether it gets no more work in this worker, and is unbound when its runs have ended."""
     until: Seconds | None = None
     """When its runs there are refused, and then its worker is stopped, if it is draining; None: no limit."""
+    unloaded: bool = False
+    """Whether the function was unloaded since it was bound, even if it is loaded again by now."""
 
 
 class Worker(msgspec.Struct):

@@ -28,7 +28,7 @@ class ResidentFunction(msgspec.Struct, frozen=True, kw_only=True):
     """The part of these that no other function there has; None for a tenant."""
 
 
-class RunOnDevice(msgspec.Struct, frozen=True, kw_only=True):
+class CurrentRun(msgspec.Struct, frozen=True, kw_only=True):
     """The run in progress on a device."""
 
     function: FunctionId
@@ -93,7 +93,7 @@ class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the taken bytes that several functions there have."""
     functions: Sequence[ResidentFunction]
     """The functions with blocks there, the largest first."""
-    run: RunOnDevice | None
+    run: CurrentRun | None
     """The run in progress."""
     failures: int | None
     """The consecutive failures of its executors."""
@@ -146,8 +146,8 @@ def _device(statistics: Statistics, known: DeviceSnapshot, config: DeviceConfig,
     )
 
 
-def _run(run: DeviceRun[FunctionStatistics], now: Seconds) -> RunOnDevice:
-    return RunOnDevice(
+def _run(run: DeviceRun[FunctionStatistics], now: Seconds) -> CurrentRun:
+    return CurrentRun(
         function=whole_id(run.function),
         tenant=run.parts[0].tally.tenant,
         requests=len(run.requests),
