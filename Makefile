@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-machine test-nodes test-systems test-processes test-others check fmt bench pictures clean
+.PHONY: help setup demo serve test test-slow test-machine test-systems test-processes test-scheduling test-nodes test-others check fmt bench pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -26,22 +26,25 @@ demo: setup ## start a node, deploy real models, compare their answers, print th
 serve: setup ## run a node with the demo's models
 	$(BIN)/python -m examples.demo --serve --port $(PORT) $(if $(DATA),--data $(DATA))
 
-# Three parts run at once, because the first three often wait; the output of each is printed when it has ended.
+# Three parts run at once, because the first two and test-nodes often wait, and the longest start first. The output of
+# each is printed when it has ended.
 PARTS := --no-print-directory --jobs=3 --keep-going --output-sync=target
+ALL_PARTS := test-systems test-processes test-scheduling test-others test-nodes
 PYTEST = $(BIN)/python -m pytest -m '$(if $(SLOW),slow,not slow)'
 
 test: setup ## all tests but the slow ones
-	$(MAKE) $(PARTS) test-nodes test-systems test-processes test-others
+	$(MAKE) $(PARTS) $(ALL_PARTS)
 
 test-slow: setup ## the slow tests
-	$(MAKE) $(PARTS) test-nodes test-systems test-processes test-others SLOW=1
+	$(MAKE) $(PARTS) $(ALL_PARTS) SLOW=1
 
 # The results of these tests depend on the user who runs them, because they start processes. Most others only compute.
 test-machine: setup
-	$(MAKE) $(PARTS) test-nodes test-systems test-processes
+	$(MAKE) $(PARTS) test-systems test-processes test-nodes
 
 NODES := tests/node
 SYSTEMS := tests/system
+SCHEDULING := tests/scheduler tests/simulation
 PROCESSES := $(addprefix tests/,benchmarks cli docs examples profiling replay store tasks test_bootstrap.py worker)
 
 test-nodes: setup
@@ -53,8 +56,11 @@ test-systems: setup
 test-processes: setup
 	$(PYTEST) $(PROCESSES)
 
+test-scheduling: setup
+	$(PYTEST) $(SCHEDULING)
+
 test-others: setup
-	$(PYTEST) $(addprefix --ignore=,$(NODES) $(SYSTEMS) $(PROCESSES))
+	$(PYTEST) $(addprefix --ignore=,$(NODES) $(SYSTEMS) $(SCHEDULING) $(PROCESSES))
 
 check: setup ## linters, types, imports
 	$(BIN)/ruff check .
