@@ -10,7 +10,7 @@ KINDS = ["virtual", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def processor(kind):
-    """Return where the programs of a kind compute; skip the test where there is no such device."""
+    """Return the PyTorch device on which a kind of device runs programs; skip the test if there is none."""
     if kind == "cuda" and not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU on this machine")
     # A device does not use TF32, so expected answers must be computed without it.

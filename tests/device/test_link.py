@@ -33,7 +33,7 @@ def test_a_transfer_takes_its_latency_and_the_time_of_its_bytes():
     assert all(stop == start for (_, stop), (start, _) in pairwise(pieces))
 
 
-def test_a_late_sleeper_catches_up():
+def test_the_time_between_two_sleeps_shortens_the_next_one():
     link, clock = link_of()
     for _ in link.transfer(1_000_000):
         clock.now += 0.0004

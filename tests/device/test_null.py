@@ -1,4 +1,4 @@
-"""A null device takes the time of links and profiles, and neither moves nor computes anything."""
+"""A null device takes the time of links and profiles, moves no bytes, and returns the outputs for inputs of zeros."""
 
 import resource
 
@@ -54,7 +54,7 @@ def device():
 
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 30])
-def test_a_run_takes_the_time_of_the_transfer_or_the_execution(device, group_bytes):
+def test_a_run_takes_at_least_the_longer_of_transfer_and_execution_and_at_most_their_sum(device, group_bytes):
     clock = Clock()
     function, inputs, route = stored({1: 0.25, 2: 0.5}, clock)
     transfer_s = function.nbytes / 1e6

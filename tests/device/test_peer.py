@@ -144,7 +144,7 @@ def test_a_process_that_may_read_the_memory_cannot_open_it_to_write():
         forbid_writing(fd)
         readable = stack.enter_context(opened(os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)))
         memory = PeerMemory(readable)
-        # The kernel opens it again for every user.
+        # The kernel lets every user open it again, also for writing.
         again = stack.enter_context(opened(os.open(f"/proc/self/fd/{readable}", os.O_RDWR)))
         with pytest.raises(PermissionError):
             os.write(again, b"x")
@@ -157,7 +157,7 @@ def test_a_process_that_may_read_the_memory_cannot_open_it_to_write():
         assert torch.equal(memory.find(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
 
 
-def test_a_reader_beside_a_busy_owner_never_takes_a_wrong_byte():
+def test_no_valid_copy_beside_a_busy_owner_has_a_wrong_byte():
     with shared() as (device, memory), ThreadPoolExecutor(1) as threads:
 
         def work():

@@ -66,7 +66,7 @@ class Stored:
                 head.div_(1 + variant)
 
     def answer(self, model, weights, device):
-        """Return what plain PyTorch answers; on a GPU the same program over tensors that were not swapped."""
+        """Return what plain PyTorch answers; on a GPU, what the program answers over tensors that were not swapped."""
         if device.type == "cpu":
             return flatten(model.module(**model.example_inputs))
         there = [each.to(device) for each in weights]

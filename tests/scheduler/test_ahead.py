@@ -21,7 +21,7 @@ def node(*functions, **config) -> World:
 
 
 def use(world, name="f") -> StartWorker | None:
-    """Send a request until it is answered; return the start that it took, if any."""
+    """Send a request and let it be answered; return the start that it took, if any."""
     before = len(world.log)
     request = world.arrive(name)
     world.settle()
@@ -137,7 +137,7 @@ def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
 
 @pytest.mark.parametrize("bound", [{"workers_max": 2}, {"memory_bytes": 13 << 20}])
 def test_what_is_forked_ahead_is_stopped_before_an_idle_worker(bound):
-    """The program of the other function is not among those that it holds."""
+    """The process does not hold the program of the other function."""
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
     world = node(spec("f", profile=profile), spec("g", tenant="u", profile=profile), **bound)
     use(world)
@@ -164,7 +164,7 @@ def test_a_start_without_memory_evicts_others_and_not_the_process_that_it_uses()
     assert [each.worker for each in of(StopWorker, world.log[before:])] == [beside]
 
 
-def test_a_start_takes_over_the_only_place_with_the_process_that_has_it():
+def test_a_start_uses_the_process_whose_claim_takes_all_capacity_for_workers():
     world = node(spec("f", keep_alive_s=1), workers_max=1)
     use(world)
     idle_ends(world)

@@ -274,7 +274,7 @@ def test_an_executor_that_starts_as_slowly_as_others_is_waited_for():
             world.ring()
         left.append([each.function for each in world.loads])
     assert list(world.starting.values()) == ["virtual:0"]
-    # A worker needs the blocks of the other function.
+    # The request has moved to f@1, and a worker needs the blocks of that function.
     assert left == [[], ["f@1"]]
     world.settle()
     assert isinstance(world.answers[request], Reply)

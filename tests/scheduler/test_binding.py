@@ -159,7 +159,7 @@ def test_no_worker_is_stopped_for_a_bind_that_would_not_fit_without_it_either():
 
 
 def test_those_behind_a_bind_that_fits_only_when_its_worker_is_idle_go_on():
-    """One needs a second worker, for which an idle worker of another function is stopped."""
+    """One of them needs a second worker, for which an idle worker of another function is stopped."""
     world = node(NEED // MIB + 5)
     small = Profile(weight_bytes=10, macs=100, points=(Point(1, MIB, 1, 1, 0.1),))
     for name in "xy":

@@ -200,7 +200,7 @@ def test_of_functions_due_at_the_same_time_the_one_that_has_waited_longest_runs_
     assert order(world) == ["c", "a", "b", "a"]
 
 
-def test_a_function_whose_next_run_is_for_a_late_request_comes_when_its_others_are_due():
+def test_the_number_of_a_functions_runs_puts_no_late_request_first_in_the_queue_for_cores():
     world = awake("ab", slo_ms=100)
     while (world.state.functions["a@1"].runs + 1) % LATE_EVERY:
         world.arrive("a")

@@ -58,7 +58,7 @@ def test_a_function_with_only_a_demoted_worker_gets_another_although_that_one_co
     [slow] = world.alive
     world.send(Demoted(slow))
     waits = world.arrive()
-    # Wait until the run is overdue and another run has its core.
+    # Wait until the run is overdue, so that the start of another worker gets its core.
     while not world.starting and world.now < 30.0:
         world.ring()
     world.settle_processes()

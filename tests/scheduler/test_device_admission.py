@@ -17,7 +17,7 @@ RUN_S = 0.3
 
 
 def world_of(number, tenants="tuv", **config) -> World:
-    """Return a world with so many devices, and a function of each tenant, named as it."""
+    """Return a world with so many devices, and for each tenant a function with the tenant's name."""
     world = World(devices=tuple(map(device, range(number))), **config)
     for tenant in tenants:
         world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=1000.0))
@@ -298,7 +298,7 @@ def test_a_device_that_was_freed_for_a_tenant_goes_to_it():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
-def test_of_two_devices_that_with_fewer_failures_gets_the_executor():
+def test_of_two_devices_the_one_with_fewer_failures_gets_the_executor():
     world = world_of(2)
     answered(world, "t")
     world.die(min(world.devices.executors))

@@ -45,7 +45,7 @@ def test_functions_with_the_program_of_one_that_has_run_need_no_preparation():
     assert prepared(world) == []
 
 
-def test_a_run_does_not_wait_for_a_preparation_which_is_repeated_if_it_was_interrupted():
+def test_a_run_does_not_wait_for_a_preparation_of_its_function_which_is_not_repeated():
     world = loaded(pooled("f", 1000), pooled("g", 1000))
     world.arrive("f")
     world.ready()

@@ -148,7 +148,7 @@ def test_a_function_that_misses_its_slo_most_has_low_priority_under_overload_unt
     assert first_of(world, "late", "timely") == "late@1"
 
 
-def test_a_function_of_low_priority_waits_by_required_requests_as_long_as_others_come():
+def test_under_rrc_a_function_of_low_priority_waits_as_long_as_others_come():
     world = rrc_world()
     world.arrive("timely")
     low = world.arrive("late")
@@ -244,7 +244,7 @@ def two_devices(sizes, first, second) -> World:
 
 
 def next_run(world, *names) -> RunOnDevice:
-    """Let requests come, and then the run that began first end; return the run that follows."""
+    """Send requests, and then end the oldest run; return the run that follows."""
     for name in names:
         world.arrive(name)
     world.settle_processes()

@@ -35,7 +35,7 @@ def name_of(case) -> str:
 
 @pytest.fixture
 def few(monkeypatch) -> tuple[DeviceConfig, ...]:
-    """Three devices, two of which hold one or two functions, behind one switch and with a link between them."""
+    """Three devices. Two hold one or two functions each, are behind one switch, and have links to each other."""
     monkeypatch.setitem(devices.DEVICE_BOUNDS, "memory_bytes", Bound(1, 1 << 50, "bytes", "a test has small blocks"))
     common = {"bytes_per_s": 4096.0, "latency_s": 0.0, "switch": "one"}
     return (
@@ -101,7 +101,7 @@ def test_no_request_is_forgotten_while_functions_are_brought_to_every_idle_devic
     examples = settings(max_examples=10, stateful_step_count=50, deadline=None)
     run_state_machine_as_test(machine, settings=examples)
     roomy = tuple(msgspec.structs.replace(each, memory_bytes=100 + each.memory_bytes, switch="") for each in few)
-    # A function for itself gets a second executor only if it waits for long.
+    # If each function has executors of its own, it gets a second one only if it waits for long.
     brought, seed = isolation == "function", 0
     while seed < WORLDS or not brought:
         assert seed < WORLDS_MOST, "nothing is brought"

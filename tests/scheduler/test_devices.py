@@ -301,6 +301,18 @@ def test_native_binding_reserves_memory_and_refuses_what_has_none():
     assert all(run.evict == () for run in of(world, RunOnDevice))
 
 
+def test_native_binding_ends_when_the_function_is_unloaded():
+    world = World(devices=(device(),), policy=Policy(device_binding="native"))
+    for name in "fg":
+        world.deploy(pooled(name))
+    served(world, "f", "g")
+    assert world.answers[2].error == "NoSpaceError"
+    world.send(UnloadAsked("f@1"))
+    served(world, "g")
+    assert isinstance(world.answers[3], Reply)
+    assert [run.function for run in of(world, RunOnDevice) if run.requests] == ["f@1", "g@1"]
+
+
 def test_infless_binding_ends_when_a_function_was_idle_for_its_keep_alive():
     world = World(devices=(device(),), policy=Policy(device_binding="infless", keep_alive_s=5.0))
     for name in "fg":
@@ -445,6 +457,6 @@ def test_a_device_with_many_blocks_of_functions_evicts_the_least_recently_used(m
     served(world, "f", "g", "h", "f", "k")
     runs = of(world, RunOnDevice)
     assert [run.evict for run in runs] == [(), (), (), (), ("g@1",)]
-    # Their blocks stay there, because others have them too.
+    # The blocks stay there, because the other functions have them too.
     assert [run.missing_bytes for run in runs] == [200, 0, 0, 0, 0]
     assert list(world.state.pool.devices["virtual:0"].residents) == ["h@1", "f@1", "k@1"]

@@ -149,7 +149,7 @@ def test_requests_do_not_wait_for_the_old_worker_if_the_new_one_dies():
     assert any(later in run.requests for run in world.running.values())
 
 
-def test_a_worker_that_used_too_much_time_leaves_an_unloaded_function():
+def test_the_run_of_an_unloaded_function_in_a_demoted_worker_is_ended_at_the_drain_timeout():
     """The function may be loaded again at once, and the reason of the first drain no longer counts."""
     world = World(cores=2)
     request = asleep(world)

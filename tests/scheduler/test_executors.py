@@ -94,7 +94,7 @@ def test_a_run_that_hangs_costs_its_device_a_failure_and_its_function_a_backoff(
     while world.alarm < 8.0:
         world.ring()
     world.now = 8.0
-    # The timer of the function is set to its deadline after that of the executor, when its rate was checked.
+    # The check of the function's rate sets its timer to the deadline, after the executor's timer was set.
     hung = world.arrive("f")
     until_killed(world)
     assert world.answers[hung].message == "function f@1 hung on virtual:0 and was stopped"
@@ -369,7 +369,7 @@ def test_good_runs_between_those_that_break_a_device_clear_nothing_for_a_while()
     assert function.failures == 0
 
 
-def test_functions_whose_shared_run_breaks_a_device_run_alone_for_a_while():
+def test_functions_whose_shared_run_breaks_a_device_are_suspect_and_have_not_failed():
     world = world_of(variant("f"), variant("g"))
     arrive_during_a_run(world, "f", "g")
     [run] = world.devices.running.values()

@@ -100,7 +100,7 @@ def test_a_function_on_trial_is_tried_in_a_worker_of_its_own_and_its_siblings_do
     assert start.worker in world.starting
 
 
-def test_a_worker_has_no_room_for_functions_that_came_after_it():
+def test_a_function_that_came_after_a_worker_is_not_bound_there():
     world = family("f")
     world.deploy(member("g"))
     world.arrive("g")

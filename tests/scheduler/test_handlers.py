@@ -36,7 +36,7 @@ def test_calls_are_not_counted_against_the_limit_of_requests():
     assert isinstance(world.answers[call], Reply)
 
 
-def test_a_worker_that_waits_for_the_pool_does_not_hang():
+def test_a_worker_that_waits_for_the_pool_does_not_count_as_hung():
     world = World(devices=(device(),), stop_timeout_s=5.0)
     deploy(world, timeout_s=2.0)
     calling(world)

@@ -1,4 +1,4 @@
-"""States follow from facts, only the listed transitions happen, and the docs show the same tables."""
+"""A change to which no listed transitions lead is an error, and the docs show the same tables."""
 
 from pathlib import Path
 

@@ -135,7 +135,7 @@ def test_a_start_waits_for_memory_that_a_worker_of_its_own_tenant_takes():
     assert not [each for each in world.load_blocks() if isinstance(each, StopWorker)]
 
 
-def test_workers_of_a_tenant_with_many_somewhat_too_large_are_stopped_before_a_single_one():
+def test_a_worker_of_the_tenant_whose_workers_together_exceed_their_needs_most_is_stopped_first():
     world = node()
     [single, *_], *many = (woken(world, name, name[0]) for name in ("a", "b1", "b2", "b3"))
     stopped = measured(world, a=300, b1=200, b2=250, b3=260)

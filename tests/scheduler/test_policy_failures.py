@@ -149,7 +149,7 @@ def test_a_trial_on_which_a_policy_fails_fails(failing, monkeypatch):
     assert world.state.functions == {}
 
 
-def test_a_function_that_ended_the_node_is_not_served_when_it_starts_again():
+def test_a_function_that_ended_the_node_is_not_served_when_the_node_starts_again():
     world = World(cores=2)
     world.deploy(spec("f"), quarantined="KeyError: 3")
     world.deploy(spec("g"))

@@ -103,7 +103,7 @@ class Clients:
             self.world.die(worker)
 
     def plan(self) -> None:
-        """Complete operations in time, and read the answers."""
+        """Plan the ends of the operations in progress, and read the answers."""
         world = self.world
         for kind, seconds, deed, workers in (
             ("start", WAKE_S, self.ready, {worker: worker for worker in world.starting}),

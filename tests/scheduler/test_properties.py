@@ -245,7 +245,7 @@ def test_no_request_is_forgotten_in_families(policy):
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_request_is_forgotten_with_workers_forked_ahead(policy, monkeypatch):
-    # As large as an unmeasured worker: bounded memory suffices for few.
+    # Smaller than every measured worker, so that bounded memory suffices for a few.
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 3)
     bounds = {"bounds": {"workers_ahead": 2}, "families": ("", "one")}
     machine = type("Ahead", (AnyOrder,), {"policy": policy, **bounds})
@@ -304,8 +304,8 @@ def test_no_request_is_forgotten_under_all_bounds(seed):
 
 
 def journal_of(seed: str, steps: int, *policies: str) -> bytes:
-    """Return the actions of a scheduler under each of these policies, in a separate process: within one, sets and dicts
-    of strings keep their order.
+    """Return the actions of a scheduler under each of these policies, in a separate process: within one, sets of
+    strings keep their order.
     """
     return subprocess.run(
         [sys.executable, "-m", "tests.scheduler.replayed", str(steps), *policies],

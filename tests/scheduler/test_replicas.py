@@ -53,7 +53,7 @@ def until_brought(world) -> None:
     raise AssertionError("nothing is brought")
 
 
-def test_a_fast_function_gets_a_further_device_and_its_first_request_there_moves_nothing():
+def test_a_function_with_a_high_rate_gets_a_further_device_and_its_first_request_there_moves_nothing():
     world = two_devices(F, OTHER)
     until_brought(world)
     [(function, other, nbytes)] = brought(world)
@@ -79,7 +79,7 @@ def test_a_fast_function_gets_a_further_device_and_its_first_request_there_moves
     [pooled("f"), pooled("f", slo_ms=900.0), pooled("f", slo_ms=50.0)],
     ids=["no SLO", "fast enough on demand", "never fast enough"],
 )
-def test_a_function_gets_no_further_device_if_that_answers_no_request_in_time(function):
+def test_a_function_gets_no_further_device_if_it_needs_none_or_none_would_help(function):
     world = two_devices(function, OTHER)
     quick(world, 20)
     assert brought(world) == []

@@ -280,7 +280,7 @@ def test_a_busy_full_node_serves_the_waiting_function_when_a_worker_falls_idle()
     assert isinstance(world.answers[request], Reply)
 
 
-def test_a_cancelled_request_is_not_run():
+def test_a_cancelled_request_gets_no_answer():
     world = awake()
     world.arrive()
     second = world.arrive()

@@ -318,7 +318,7 @@ def hurried(*waited_s):
     others = [world.arrive(name) for name in "ghk"]
     world.now = began + max(waited_s)
     latency, [trunk] = world.state.families["one"].latency, world.state.families["one"].trunks.values()
-    # The value after the run that ends is counted.
+    # The slowdown becomes 1 when the run that ends is counted.
     latency.slowdown, trunk.separate_part = 1.25 - 0.25 * max(waited_s) / 0.03, 0.5
     run = next(each for each in world.finish() if isinstance(each, Run))
     assert latency.slowdown == pytest.approx(1.0)

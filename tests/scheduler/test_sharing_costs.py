@@ -41,7 +41,7 @@ def test_shared_runs_that_fail_count_as_tries_of_sharing():
 
 
 @given(cost=st.floats(0.2, 0.95))
-def test_runs_that_pay_are_shared_but_now_and_then(cost):
+def test_runs_that_pay_are_shared_except_now_and_then(cost):
     joined = runs(Sharing(), 2000, lambda: cost)
     assert joined[0]
     assert not all(joined[-TRY_OTHER_LAST - 1 :]), "what a run alone takes is not looked at any more"

@@ -36,7 +36,7 @@ def workers_of(world: World, tenant: str) -> int:
 
 
 def finish(world: World, name: str) -> None:
-    """Complete the runs of one function, but not those of the sleepers, and all starts and binds."""
+    """Complete the runs of one function, and all starts and binds, but not the runs of the sleepers."""
     finish_runs(world, name)
     world.settle_processes()
 

@@ -58,11 +58,34 @@ def test_old_names_that_nothing_has_are_dropped_and_their_versions_not_given_aga
         catalog.remove(name, None)
     with catalog.file.reading() as db:
         known = {name for (name,) in db.execute("SELECT name FROM names")}
-    assert known == {"kept", "kept-too", "other", *names[-4:]}
+    assert known == {"kept", "kept-too", "other", *names[-3:]}
     assert catalog.add(names[1], TENANT, b"n", 20.0) > 3
     assert catalog.add(names[7], TENANT, b"n", 21.0) == last + 1
     assert catalog.add(FunctionName("kept"), TENANT, b"k", 22.0) == 2
     assert catalog.add(FunctionName("new"), TenantId("other"), b"o", 23.0) == 1
+
+
+def test_a_version_is_not_given_again_after_another_tenant_used_the_name(catalog, monkeypatch):
+    monkeypatch.setattr(catalog_module, "NAMES_MAX", 1)
+    other = TenantId("other")
+
+    def use(tenant, name=NAME):
+        version = catalog.add(FunctionName(name), tenant, b"m", next(times))
+        catalog.remove(FunctionName(name), None)
+        return version
+
+    times = iter(range(100))
+    first = [use(TENANT) for _ in range(3)]
+    assert use(other) == 4
+    # The other tenant's newer names displace this one from the catalog.
+    use(other, "newer")
+    use(other, "newest")
+    assert use(TENANT) not in first
+    mine = [use(TENANT) for _ in range(3)]
+    use(TENANT, "newer-of-mine")
+    use(TENANT, "newest-of-mine")
+    assert use(other) > 4
+    assert use(TENANT) not in (*first, *mine)
 
 
 def test_the_newest_or_a_given_version_is_found(catalog):

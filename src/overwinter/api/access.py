@@ -1,9 +1,9 @@
 """Authenticates the caller of a request and determines its tenant, before anything else of the request is handled.
 
 Until the first token is created, a node does not authenticate: a request acts for the tenant that its header names.
-From then on every request needs a token and acts for the token's tenant, except for the operations that need none
-(`api/operations.py`). The token file is checked for each request, so that a change by the administrator takes
-effect with the next request on any connection.
+From then on every request needs a token, except for the operations that need none (`api/operations.py`). A request with
+a token acts for the token's tenant, or with the scope `admin` for the tenant that its header names. The token file is
+checked for each request, so that a change by the administrator takes effect with the next request on any connection.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ CALLER = "overwinter.caller"
 """The key of the request's caller in the ASGI scope."""
 GRANTS_MAX = 4096
 """The most header values that are cached: one token can be written in many ways."""
-INVALID = "this token is not valid: it was revoked, or is of another node"
+INVALID = "this token is not valid: it was revoked, is of another node, or was not sent as Authorization: Bearer TOKEN"
 UNREADABLE = (
     "this node cannot read its tokens and refuses all requests: `overwinter token list` on its machine says why"
 )

@@ -29,7 +29,7 @@ from overwinter.node.threads import Threads
 
 DISK_THREADS = 4
 CLOSE_WAIT_S = 2
-"""How long a stop waits for clients to close their connections after everything is answered."""
+"""How long a stop waits for clients to read their answers after everything is answered."""
 ACCEPTED_MAX = 16
 """The most connections that are accepted in one iteration of the event loop."""
 SWEEP_S = 0.25

@@ -200,7 +200,7 @@ class Reservation:
         await self._budget.wait(self, nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """Reserve more for a body of unknown size. Raises TooLargeError or OverloadedError.
+        """Reserve an amount that was not announced. Raises TooLargeError or OverloadedError.
 
         It does not wait, because two waiting requests that hold memory could deadlock.
         """

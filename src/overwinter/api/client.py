@@ -100,8 +100,8 @@ class Client:
     ) -> None:
         """`timeout_s` bounds each wait for the node; an `infer` with its own timeout waits GRACE_S longer than that
         instead. Functions are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise
-        ForbiddenError for functions of another tenant. With a `token` the client acts for the token's tenant; with one
-        of scope `admin`, for `tenant`. Raises CallerError when the token cannot be sent.
+        ForbiddenError for functions of another tenant, or NotFoundError with a `token`. With it the client acts for the
+        token's tenant; with one of scope `admin`, for `tenant`. Raises CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
@@ -191,7 +191,7 @@ class Client:
         options: ProfileOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure the configurations of `options` that are not known yet on the node's machine; a list that `options`
+        """Measure the configurations of `options` on the node's machine, known ones only if `again`; a list that it
         lacks is 1, 2, 4 and so on, up to the function's setting. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"

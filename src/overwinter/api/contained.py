@@ -1,9 +1,9 @@
 """Opens and exports a model from a third party in a worker's sandbox, in a process of its own.
 
 The checks in `model/saved.py` and `model/pretrained.py` refuse files with more than data. But PyTorch and
-`transformers` resolve, evaluate, import and download so much by names in a file that a list may miss something. What it
-misses runs here and can read the model and Python's libraries, write its result, and reach no network, no process and
-no other file. The result is data, and is checked as a node checks an upload.
+`transformers` resolve, evaluate, import and download so much by names in a file that a check may miss something. What
+it misses runs here and can read the model and Python's libraries, write its result, and reach no network, no process
+and no other file. The result is data, and is checked as a node checks an upload.
 
 Run as `python -P -m overwinter.api.contained RESULT WEIGHTS`, which are descriptors; standard input is an `_Order`.
 """

@@ -29,7 +29,7 @@ def has_exponents(text: bytes) -> bool:
 
 
 def is_slow(text: bytes) -> bool:
-    """Whether a text of numbers may have slow ones."""
+    """Whether a text of numbers may have slow ones with exponents."""
     return any(exponent.search(text) for exponent in _EXPONENTS)
 
 

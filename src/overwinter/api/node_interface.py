@@ -70,8 +70,8 @@ class FunctionView(Protocol):
         ...
 
     def info(self, whole: bool = False, /) -> object:
-        """Return its description, as data for JSON, which takes long. `whole`: with the details that only a query for
-        one function returns.
+        """Return its description, as data for JSON; this is slow. `whole`: with the details that only a query for one
+        function returns.
         """
         ...
 
@@ -106,7 +106,7 @@ class Upload(Protocol):
         ...
 
     def commit(self, now: float, /) -> bool:
-        """Store the block; return whether it was missing to the tenant. Raises CallerError when the bytes do not match
+        """Store the block; return whether it is new to the tenant. Raises CallerError when the bytes do not match
         the address. `now` is in seconds since 1970.
         """
         ...
@@ -189,7 +189,9 @@ class NodeInterface(Protocol):
         ...
 
     def versions(self, name: FunctionName, /) -> Sequence[int]:
-        """Return the available versions of a function or pipeline, ascending; empty for an unknown name."""
+        """Return the versions of a function that passed their trial, ascending, or the version of a pipeline; empty for
+        an unknown name.
+        """
         ...
 
     def owner(self, name: FunctionName, /) -> TenantId:
@@ -219,7 +221,9 @@ class NodeInterface(Protocol):
     async def profile(
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: Callable[[Progress], None], /
     ) -> Profile:
-        """Measure the unknown configurations of a function on this machine; `report` receives the progress."""
+        """Measure configurations of a function on this machine, known ones only if `options.again`; `report` receives
+        the progress.
+        """
         ...
 
     async def known_profile(self, name: FunctionName, version: int | None, /) -> Profile:

@@ -30,9 +30,9 @@ and 503 (too many connections). The answer repeats the header `X-Request-Id`. Bo
 with gzip or deflate (`Content-Encoding`).
 
 After the first token was created, a node answers 401 to requests without one, even for paths that do not exist, except
-for those operations below that need no token: health, these pages. An operation sees only what the token's tenant
-owns; anything else is 404. Some operations need the scope `infer` or `deploy`; `admin` includes both. A node without
-tokens requires none.
+for those operations below that need no token: health, these pages. Without the scope `admin`, an operation sees only
+what the token's tenant owns; anything else is 404. Some operations need the scope `infer` or `deploy`; `admin` includes
+both. A node without tokens requires none.
 """
 
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {

@@ -176,7 +176,7 @@ class TenantNode:
         return (self._view_of(view) for view in self._node.pipelines(self._tenant))
 
     def versions(self, name: FunctionName) -> Sequence[int]:
-        """Return the versions that answer requests."""
+        """Return the versions that passed their trial."""
         try:
             return self._node.versions(self._find(name, None).name)
         except NotFoundError:

@@ -198,7 +198,7 @@ def visible_usage(used: Usage) -> Usage:
 
 
 def own_metrics(text: bytes, names: Container[bytes]) -> bytes:
-    """The samples of these functions and pipelines, with their HELP and TYPE lines."""
+    """The samples of these functions and pipelines except HIDDEN_METRICS, with their HELP and TYPE lines."""
     kept: list[bytes] = []
     header: list[bytes] = []
     for line in text.splitlines(keepends=True):

@@ -1,7 +1,8 @@
 """Determines the tenant of a request, and whether it may change the function that it names.
 
-A request with a token acts for the token's tenant (`api/access.py`). On a node without tokens a header names the tenant
-without proof, which only prevents mistakes. There, running a function needs no tenant.
+A request with a token acts for the token's tenant, or with the scope `admin` for the tenant that its header names
+(`api/access.py`). On a node without tokens a header names the tenant without proof, which only prevents mistakes.
+There, running a function needs no tenant.
 """
 
 import re

@@ -47,8 +47,8 @@ def profile(
 ) -> None:
     """Measure memory and latency of a function over cores, batch sizes and concurrency, and of each of its layers.
 
-    Configurations that are already known are not measured again; functions of a tenant with the same program and
-    handler share a profile. Measuring takes longer while the node serves requests.
+    Configurations that are already known are measured again only with --again; functions of a tenant with the same
+    program and handler share a profile. Measuring takes longer while the node serves requests.
     """
     from overwinter.cli.progress import configuration_bar
 

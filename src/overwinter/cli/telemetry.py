@@ -138,7 +138,7 @@ def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool)
 @node_url
 @as_json
 def usage(tenant: str | None, url: str, as_json: bool) -> None:
-    """Show what each function used: cores during runs and while idle, devices, and memory over time on each tier.
+    """Show what each function used: cores during runs and while idle, devices, and bytes over time on each tier.
 
     Functions that share a block pay equal parts of it. Idle cores are billed at a tenth. A worker that tests a new
     version is not billed before it serves a request. A function of the pool is billed in milliseconds of a device: its

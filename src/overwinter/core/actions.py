@@ -84,7 +84,7 @@ class StartWorker(_Action, frozen=True):
     concurrency: int = 1
     """The most concurrent runs of the worker."""
     ahead: WorkerId | None = None
-    """The process forked ahead that becomes the worker if it still exists; otherwise a new one is forked."""
+    """The process forked ahead that becomes the worker if possible; otherwise a new one is forked."""
 
 
 class ForkAhead(_Action, frozen=True):
@@ -209,7 +209,7 @@ class LoadFinished(_Action, frozen=True):
 
 
 class Explanation(_Action, frozen=True):
-    """The reason for a decision about a function, for `explain`; it has no effect."""
+    """The reason for a decision about a function, for `explain`; it changes nothing."""
 
     function: FunctionId
     what: Decision

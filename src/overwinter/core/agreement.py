@@ -9,7 +9,9 @@ class Closeness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exact: bool
     """Whether the outputs are equal bit for bit in every run."""
     difference: float
-    """The largest difference of an element, relative to the output's largest magnitude."""
+    """The largest difference of an element, relative to the output's largest magnitude, or to the element itself
+    if that is larger.
+    """
 
 
 class Batching(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -161,7 +161,7 @@ class RunEnded(_Event, frozen=True):
     peer_bytes: int = 0
     """The part of the moved bytes that came from another device."""
     program_s: float = 0.0
-    """The mean seconds of the calls of the program that a handler's worker ran itself; 0: there were none."""
+    """The mean seconds of the calls of the program that the pool left to a handler's worker; 0: there were none."""
     fault: str = ""
     """Why the executor ends after this run: its device is unusable in this process."""
 

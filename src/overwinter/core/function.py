@@ -51,13 +51,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run as alone; with 1, answers are equal bit for bit to those of a separate run.
     """
     max_workers: int = 8
-    """The most workers. The node starts a further one only when the others do not suffice for the waiting requests or
-    the expected rate.
+    """The most workers; functions that share workers have at most the sum of theirs. The node starts a further one only
+    when the others do not suffice for the waiting requests or the expected rate.
     """
     queue_limit: int = 512
     keep_alive_s: float | None = None
-    """The most seconds that a worker of the function stays idle; None: until its memory is needed, or as the node's
-    policy decides.
+    """The most seconds that a worker of the function stays idle, unless it is one of several, whose number follows the
+    rate, or also has a function with a longer time; None: until its memory is needed, or as the node's policy decides.
     """
     threads: int = 1
     """The most cores of one worker. The number of threads that sum in parallel may change the last bits of results."""
@@ -65,7 +65,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The most concurrent runs of one worker."""
     late: Literal["serve", "refuse"] = "serve"
     """What happens to a request that can no longer meet the SLO: `serve` answers it as soon as possible, `refuse`
-    refuses it before a run, so that later requests can meet theirs.
+    refuses it before a run, so that later requests can meet theirs. Workers still answer all if no configuration meets
+    the SLO, and the newest if a wake takes longer than the SLO.
     """
     pinned: bool = False
     """Whether its blocks stay in the host store while it is deployed and loaded."""
@@ -74,8 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_mib: int = 4096
     """The most private memory of one worker: its heap and that of PyTorch, without the shared weights."""
     isolation: Literal["family", "function"] = "family"
-    """Whether its workers are shared with the tenant's other functions of the same program and handler (`family`), or
-    with none (`function`).
+    """Whether its workers are shared with the other functions of its family (`family`; docs/decisions/families.md has
+    the conditions), or with none (`function`).
     """
 
     device: Device = "cpu"

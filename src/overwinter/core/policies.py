@@ -44,8 +44,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batching: Batching = "overwinter"
     """When waiting requests are sent, and to which worker."""
     keep_alive: KeepAlive = "unlimited"
-    """How long an idle worker is kept: until others need its resources, for a fixed time, or depending on its history;
-    never longer than its function's settings allow.
+    """How long an idle worker is kept: until others need its resources, for a fixed time, or depending on its history.
+    A function's own `keep_alive_s` replaces the fixed time, and limits the others.
     """
     keep_alive_s: float = 60.0
     """The fixed time, or with `history` the maximum, for functions without a setting of their own."""
@@ -81,12 +81,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device_order: DeviceOrder = "overwinter"
     """Whose request gets the next free device: by default those that can be in time, in the order of the time for which
     their runs would wait for blocks, then those without an SLO, then late ones; and some runs are for requests that
-    have waited for a long time. The others: by the required request count (`rrc`; Torpor, A.3), in the order of
-    arrival, or by due time.
+    have waited for a long time. The other orders: by the required request count (`rrc`; Torpor, A.3), by arrival, or
+    by due time.
     """
     device_binding: DeviceBinding = "missing-bytes"
-    """Which free device a request gets: the one on which its run waits least for blocks, by Torpor's algorithm 1, or at
-    random. `native` binds a function to one device for good, `infless` until it has been idle for its keep-alive.
+    """Which free device a request gets: the one on which its run waits least for blocks, the one that Torpor's
+    algorithm 1 chooses, or (`random`) one that has all blocks, otherwise a random one. `native` binds a function to one
+    device for good, `infless` until it has been idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""

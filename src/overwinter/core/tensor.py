@@ -25,7 +25,7 @@ TENSOR_NAME_MAX = 256
 RUN_TENSORS_MAX = 4096
 """The most inputs and outputs of one run: the event loop handles those of a run without a pause."""
 RUN_SIZES_MAX = 16_384
-"""The most sizes in the shapes of these."""
+"""The most sizes in the shapes of these, if the run has several requests."""
 ELEMENTS_MAX = 65_536
 """The most elements of the BYTES tensors that a function returns for one request, and the default for its inputs."""
 ELEMENTS_OF_STEP = 1024

@@ -48,7 +48,7 @@ def default_of(versions: Sequence[int], shares: Shares) -> int:
 
 
 class Versions(msgspec.Struct):
-    """The versions of one name that answer requests."""
+    """The versions of one name that passed their trial."""
 
     numbers: list[int] = []
     """The versions that passed their trial, ascending."""

@@ -27,7 +27,7 @@ class Switch:
         self._free_at_s = c_double() if free_at_s is None else free_at_s
 
     def take(self, nbytes: int, from_s: float) -> float:
-        """Return when the switch will have passed these bytes on, after all that came before.
+        """Return the time when the switch will have passed these bytes on, after all that came before.
 
         There is no lock, because a process could end while it holds the lock. If two processes call this at the same
         instant, one of the two pieces may not be counted.

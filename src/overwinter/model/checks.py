@@ -87,7 +87,7 @@ def distinct(conditions: Iterable[Condition]) -> list[Condition]:
 def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, list[Condition]]:
     """Return the ranges narrowed by conditions on a single size, and the remaining conditions.
 
-    Raises ProgramError if no value of a size meets its conditions.
+    Raises ProgramError if no tried value of a size (WINDOW) meets its conditions.
     """
     ranges = dict(ranges)
     settled: set[str] = set()
@@ -95,11 +95,11 @@ def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, l
         own = [each for each in conditions if each.names == {name}]
         if not own:
             continue
-        values = torch.arange(low, min(high, low + WINDOW) + 1)
+        values = torch.arange(low, min(high + 1, low + WINDOW))
         masks = {each.text: _holds(each, name, values) for each in own}
         good = torch.stack([mask for mask in masks.values() if mask is not None] or [values >= low]).all(0).nonzero()
         if not len(good):
-            raise ProgramError(f"no {name} from {low} to {high} satisfies {' and '.join(masks)}")
+            raise ProgramError(f"no {name} from {low} to {int(values[-1])} satisfies {' and '.join(masks)}")
         first, last = int(good[0]), int(good[-1])
         is_whole = int(values[-1]) == high
         ranges[name] = (int(values[first]), int(values[last]) if is_whole else high)

@@ -211,7 +211,7 @@ def _needed(module: GraphModule) -> list[Node]:
 
 
 def _checks_first(nodes: list[Node]) -> list[Node]:
-    """Return the calls, with checks that depend only on sizes of inputs moved to the front, and the calls they need."""
+    """Return the calls. Checks that depend only on sizes of inputs, and the calls that they need, are at the front."""
     sized: set[Node] = set()
     for node in nodes:
         name = operator_name(node.target)

@@ -96,8 +96,8 @@ def _influence(
 
 
 def _extremes(other: Tensors) -> Iterator[Tensors]:
-    """Yield requests with as many rows whose floats are all large, all large and negative, or all NaN, and whose
-    integers are all the largest or the smallest. One such value may change the result for every row.
+    """Yield requests with as many rows as `other`. The floats are all large, all large and negative, or all NaN; the
+    integers are all the largest or the smallest of their input. One such value may change the result for every row.
     """
     for value, pick in ((LARGE, torch.max), (-LARGE, torch.min), (math.nan, torch.max)):
         yield [

@@ -123,7 +123,7 @@ def load_model(path: Path, *, headless: bool = False) -> Any:
         )
     try:
         return architecture.from_pretrained(path, use_safetensors=True, dtype="auto", **DATA_ONLY).eval()
-    except Exception as error:  # of a damaged directory, anything may be raised
+    except Exception as error:  # for a damaged directory, anything may be raised
         raise ProgramError(f"transformers cannot load {path}: {type(error).__name__}: {error}{own}") from error
 
 

@@ -204,7 +204,7 @@ class Slicer:
         )
 
     def _is_derived(self, slot: int) -> bool:
-        """Whether later slices have a value from others, instead of receiving it."""
+        """Whether later slices derive a value from others, instead of receiving it."""
         return self._target(slot) is not None or self._is_repeated(slot)
 
     def _can_be_sent(self, slot: int) -> bool:

@@ -11,7 +11,7 @@ _KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return for each placeholder that is not an input its name in the model and its tensor."""
+    """Return, for each placeholder that is not an input, its name in the model and its tensor."""
     found: dict[str, tuple[str, torch.Tensor]] = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:

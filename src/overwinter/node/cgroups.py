@@ -1,4 +1,4 @@
-"""Shares the machine's cores and bounds its threads by control groups, where the system allows it.
+"""Shares cores among tenants and bounds the threads of their processes by control groups, where the system allows it.
 
 All processes that the base zygote forks are in one control group, which has a lower CPU weight than other processes,
 with one group below it for each tenant. All tenants have the same CPU weight, except those that used more of the cores
@@ -199,7 +199,7 @@ class Groups:
     # Threads
 
     def threads(self) -> tuple[int, int | None]:
-        """Return the threads of all processes of the node's groups, and how many they may have; None: no bound."""
+        """Return the threads of all processes of the node's groups, and the bound on those of its own group, if any."""
         parent = self._parents.get("pids")
         if parent is None:
             return 0, None

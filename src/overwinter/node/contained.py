@@ -266,7 +266,7 @@ def new_buffer(tensors: Sequence[Tensor]) -> int:
     """Copy these tensors in order into a new buffer, and return its descriptor; the caller closes it. Raises
     OSError.
     """
-    # The node does not count this file with the worker's buffers, so it is no larger than its contents.
+    # The node does not count this file with the worker's buffers, so it has the size of its contents, at least 64 KiB.
     *_, nbytes = offsets(tensor.meta for tensor in tensors)
     buffer = SharedBuffer.make("overwinter-samples", nbytes)
     try:

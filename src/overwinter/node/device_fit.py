@@ -141,7 +141,7 @@ def _fit(memory_bytes: int, sizes: Sequence[int]) -> bool:
 
 
 class _Cutting:
-    """Finds the fewest slices of a program whose weights a device can hold, as equal in bytes as possible."""
+    """Finds the fewest slices of a program whose weights a device can hold, the largest as small as possible."""
 
     def __init__(
         self, manifest: Manifest, program: Program, devices: Sequence[DeviceConfig], sizes: Mapping[Address, int]

@@ -145,7 +145,7 @@ class NodeEffects:
         ]
 
     def _drop(self, addresses: frozenset[Address], store: StoreName) -> None:
-        """Drop blocks from a host store; further functions of a process that has mapped one get its next file."""
+        """Drop blocks from a host store. A process that has one gets the block's next file with a further function."""
         self._hosts.store(store).begin_drop(addresses)
         self._processes.mark_dropped(addresses)
         self.executors.mark_dropped(addresses)

@@ -53,8 +53,8 @@ WhenVerified = Callable[[ContainedProcess, DeployedFunction, HostStore, Callable
 """Calls back once the files of a deployed function are verified, or kills the process that this is for."""
 
 OTHER_BYTES = 1 << 30
-"""The private memory of an executor besides its device and what runs compute: programs, stacks, and freed memory that
-the heap cannot use again (up to 190 MiB, benchmarks.activations).
+"""The private memory of an executor besides its device and what its runs compute: programs, stacks, and freed memory
+that the heap cannot use again (up to 190 MiB, benchmarks.activations).
 """
 OUTPUTS_BYTES = 4 * ANSWER_BYTES_MAX
 """The most bytes of the outputs of a run: the memory of executors is not measured."""

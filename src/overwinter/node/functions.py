@@ -34,7 +34,7 @@ from overwinter.worker.messages import Bind, Load, Trial
 MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
 """The most bytes of the messages with which a worker starts. A zygote receives them in a slightly larger message."""
 BUFFERS_BYTES = 512 << 20
-"""The address space for all buffers of a worker. The memory of larger tensors counts as the worker's own."""
+"""The address space for all buffers of a worker. Larger buffers take more from that of its private memory."""
 
 FAILED_PREPARATIONS_MAX = 3
 """The zygotes that may end, for any reason, while they compile a program; after that its workers compile it themselves.
@@ -101,7 +101,7 @@ class DeployedFunction:
         self.batch_limit: int | None = None
         """The most requests of minimal size in one run of its program; None: not found yet."""
         self.on_trial = False
-        """Whether its workers have to answer requests before they are ready."""
+        """Whether it is on trial, and does not answer requests of callers yet."""
         self.check_publish: Callable[[], None] | None = None
         """Raises an error if it may not answer for its name after its trial; None: it may."""
         self.failed_preparations_left = 0 if self.handler_only else FAILED_PREPARATIONS_MAX
@@ -157,7 +157,7 @@ class DeployedFunction:
 
     @property
     def pool_first(self) -> bool:
-        """Whether its workers send each call of their handler to the pool, and run the program if the pool refuses."""
+        """Whether its workers send the calls of their handler to the pool, and run the program if the pool refuses."""
         return self.on_either and self.program is not None and self.manifest.handler is not None
 
     def parts(self) -> "list[DeployedFunction]":

@@ -32,7 +32,7 @@ READ_BYTES = 1 << 20
 
 
 class _Kept(NamedTuple):
-    """What a worker keeps since a check."""
+    """What a worker has kept since a check."""
 
     inodes: frozenset[int]
     work: frozenset[RunId | str]

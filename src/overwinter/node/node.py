@@ -185,7 +185,7 @@ class Node:
         return (self._pipelines.view if name in self._pipelines else self._registry.view)(name, version)
 
     def versions(self, name: FunctionName) -> list[int]:
-        """Return the available versions of a function or a pipeline, ascending."""
+        """Return the versions of a function that passed their trial, or that of a pipeline, ascending."""
         if name in self._pipelines:
             return [self._pipelines.view(name, None).version]
         return self._registry.versions(name)

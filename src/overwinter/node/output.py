@@ -154,7 +154,7 @@ class Output:
         """Log the rest and close the pipe, after the process has ended."""
         self.close_far_end()
         self._loop.remove_reader(self._near_end)
-        # Read once, which is the capacity of the pipe: another process may still have the writing end.
+        # Read only once, as much as a pipe holds: another process may still have the writing end.
         with contextlib.suppress(BlockingIOError):
             self._take(os.read(self._near_end, READ_BYTES))
         if self._rest:

@@ -2,8 +2,8 @@
 
 A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
 treats as a function of its own. This request has the tensors of the run's requests, and the latest of their deadlines.
-Its answer goes back to the worker; with `any`, the worker runs the program itself if the request is refused. A worker
-is not trusted, so it may call only programs of the run's functions, one at a time for each run.
+Its answer goes back to the worker; with the device `any`, the worker runs the program itself if the request is refused.
+A worker is not trusted, so it may call only programs of the run's functions, one at a time for each run.
 """
 
 import asyncio

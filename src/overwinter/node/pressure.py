@@ -1,4 +1,4 @@
-"""Detects that the machine runs short of memory, so that unused blocks are evicted before anything fails."""
+"""Detects that the machine runs short of memory, so that the scheduler releases some before anything fails."""
 
 import asyncio
 import os

@@ -68,7 +68,7 @@ class Registry:
         return DeployedView(self.deployed(name, version), self._published, self._hosts)
 
     def versions(self, name: FunctionName) -> list[int]:
-        """Return the versions of a function that answer requests, ascending."""
+        """Return the versions of a function that passed their trial, ascending."""
         return self._published.versions(name).numbers
 
     def views(self, tenant: TenantId | None) -> Iterator[DeployedView]:

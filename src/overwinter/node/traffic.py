@@ -19,7 +19,7 @@ from overwinter.store.manifest import Manifest
 from overwinter.store.traffic import StoredTraffic
 
 Answering = Callable[[FunctionName], Versions]
-"""Returns the versions of a function that answer requests."""
+"""Returns the versions of a function that passed their trial."""
 
 
 class TrafficSplits:

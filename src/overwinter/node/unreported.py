@@ -30,8 +30,8 @@ CHECKS = 5
 just ended, may be unknown in one.
 """
 MANY, CHECKS_OF_MANY = 64, 2
-"""More unknown processes than that are never being forked at a time. They may use up all process ids, so the zygote is
-ended sooner.
+"""The node never has so many forks of a tenant in progress. More unknown processes may use up all process ids, so the
+zygote is ended sooner.
 """
 KILLED = 1 << (signal.SIGKILL - 1)
 """The bit of a pending SIGKILL in /proc/PID/status."""

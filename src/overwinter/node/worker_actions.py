@@ -55,7 +55,7 @@ class WorkerActions:
         self._closing = False
 
     def close(self) -> None:
-        """Stop: no further block is copied or hashed, and nothing is forked or bound after that."""
+        """Stop: no further block is copied or hashed, and no fork or bind begins that waits for a hash."""
         self._closing = True
 
     def start_worker(self, action: StartWorker) -> None:
@@ -174,7 +174,7 @@ class WorkerActions:
         try:
             fds = host.open(function.files() if whole else function.load_files())
         except StoreError as error:
-            # `open` removes missing blocks from the store's tables; any other error does not lose blocks.
+            # `open` drops blocks whose file is missing or has another size; any other error does not lose blocks.
             self._fail_start(
                 action, "StoreError", self._registry.error_text(function, error), lacks_blocks(function, host)
             )

@@ -60,7 +60,7 @@ class ZygoteProcess:
         self.number = 0
         """The number in the message by which the base zygote was asked to fork it."""
         self.process: subprocess.Popen[bytes] | None = None
-        """The process object, if the node itself started it."""
+        """The process that the node started for the base zygote: it waits for the zygote, or becomes it."""
         self.pid: int | None = None
         self.pidfd: int | None = None
         self.smaps: int | None = None

@@ -4,7 +4,7 @@ A process forked ahead belongs to one tenant, whose zygote forks it: in the sand
 without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
 function's program, the worker is to have a concurrency of 1, and the function is not on trial. It claims capacity for a
 worker, private memory and a concurrency of 1, and a core while it starts. These processes are forked while cores are
-idle, some time after the last start, and are stopped first when any function needs capacity or memory.
+idle, some time after the last start, and are stopped first when any function waits for capacity or memory.
 """
 
 from overwinter.core.actions import ForkAhead, StopWorker

@@ -62,7 +62,7 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of the program of a function: it is cut, because no device holds all its weights."""
+    """A slice of a function's program, which is cut because no device can hold all its weights."""
 
     nbytes: int
     """The bytes of its weights."""

@@ -41,7 +41,7 @@ def overdue_at(cycle: Cycle, executor: Executor) -> float:
 
 def stop(cycle: Cycle, device: Device, kill: bool = False) -> None:
     """Stop an executor without a run; its exit will be reported. One that prepares a function is killed, because it may
-    not read a message for long.
+    read no message for a long time.
     """
     executor = device.executor
     assert executor is not None
@@ -107,14 +107,14 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
 
 
 def _lose_blocks(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
-    """Release the blocks of a function that was prepared, and of those whose run was ordered meanwhile: they are loaded
-    again.
+    """Release the blocks of a function that was prepared or whose blocks were prefetched, and of those whose run was
+    ordered meanwhile: they are loaded again.
     """
     for function in () if operation is None else operation.functions:
         if function.loaded:
             release(cycle, function)
     if prepared.loaded:
-        evict_blocks_of(cycle, prepared, "a block of it was missing in the host store when a device prepared it")
+        evict_blocks_of(cycle, prepared, "a block was not in the host store when a device prepared or prefetched it")
 
 
 def check(cycle: Cycle, id_: WorkerId) -> None:

@@ -97,7 +97,6 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     function.removed = cycle.ahead_due = True
     state.pool.waiting_for_workers.leave(function)
     if function.pool is not None:
-        state.pool.departures += 1
         state.pool.forget(function)
     if state.pool.with_answers.pop(id_, None) is not None:
         state.pool.required.pop(id_, None)
@@ -188,7 +187,8 @@ def _release_all(cycle: Cycle, function: Function, why: str) -> None:
         residency.drain_runs(cycle, function)
     release(cycle, function)
     if function.pool is not None:
-        function.pool.home = None
+        function.pool.home, cycle.devices_changed = None, True
+        state.pool.departures += 1
 
 
 def _publish(cycle: Cycle, function: Function) -> None:

@@ -24,7 +24,7 @@ def why_never_runs(function: Function) -> str | None:
     needed = function.latency.too_large_bytes
     if needed is None or function.has_usable_worker or function.pool is not None:
         return None
-    why = f"a worker of function {function.spec.id} needs {needed} bytes, and all workers together may have less"
+    why = f"a worker of function {function.spec.id} needs {needed} bytes, more than all workers together may have"
     return f"{why}: raise memory_bytes"
 
 

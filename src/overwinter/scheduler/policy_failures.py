@@ -1,10 +1,10 @@
 """Isolates failures of policies: if a policy fails on one function, only that function is taken out of service.
 
-Policies that are called through `call_policy` change no table except the latency model and whether the SLO is
-infeasible. If one of them raises, `call_policy` returns the given default and records the function. The tables are
-consistent at that moment. At the end of the step (after a failure in work ahead of requests, of the next step) the
-function is unloaded, as its owner could do, with the error as the reason. Any other failure ends the node, also that of
-a policy that is called directly.
+Policies that are called through `call_policy` change no table except the latency model, the trunk (trunks.py), and
+whether the SLO is infeasible. If one of them raises, `call_policy` returns the given default and records the function.
+The tables are consistent at that moment. At the end of the step (after a failure in work ahead of requests, of the next
+step) the function is unloaded, as its owner could do, with the error as the reason. Any other failure ends the node,
+also that of a policy that is called directly.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,4 +63,4 @@ def remember_failure(state: State, function: FunctionId, error: Exception) -> No
 
 def fault_text(function: FunctionId, fault: str) -> str:
     """Format the reason that callers of the function get from then on."""
-    return f"the scheduler failed on function {function} ({fault}): load it to try again, or deploy a new version"
+    return f"function {function} is out of service ({fault}): load it to try again, or deploy a new version"

@@ -45,7 +45,7 @@ DeviceState = Literal["empty", "starting", "idle", "busy", "stopping", "backoff"
 
 
 class Preparation(msgspec.Struct, frozen=True, eq=False):
-    """The preparation of a function on a device before a request, until it is answered."""
+    """The preparation of a function on a device before a request, until the executor has ended it."""
 
     function: "Function"
     operation: OperationId
@@ -289,7 +289,8 @@ class PoolRecord(msgspec.Struct, eq=False):
     loaded_ahead_at: float = -inf
     """When a load of its blocks last began before a request reached it."""
     preparation_failed: bool = False
-    """Whether an executor died or hung while it prepared the function, which is then not prepared again."""
+    """Whether an executor died or hung while it prepared the function or prefetched its blocks: neither is done again.
+    """
     unplaced: dict[DeviceId, bool] = msgspec.field(default_factory=dict)
     """The devices on which its blocks did not fit, because the free memory was not contiguous; True: nothing was left
     there that could be evicted.
@@ -335,7 +336,7 @@ class Pool(msgspec.Struct):
     rate_changed: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions whose expected rate has changed since it was compared with what their devices can do."""
     departures: int = 0
-    """How many functions have left the device to which they were bound, or were removed."""
+    """How many functions have left the device to which they were bound, or were unloaded or removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
     """The required requests (RRC, policies/device_queueing.py) of each function in `with_answers` that needs some."""
     alpha: float = 1.0

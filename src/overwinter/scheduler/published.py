@@ -81,7 +81,7 @@ class Published:
         return known.default if known is not None and known.numbers else None
 
     def versions(self, name: FunctionName) -> Versions:
-        """Return the versions of a name that answer requests."""
+        """Return the versions of a name that passed their trial."""
         known = None if is_part(name) else self._state.versions.get(name)
         return Versions() if known is None else Versions(list(known.numbers), known.shares)
 

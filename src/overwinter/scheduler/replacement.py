@@ -27,9 +27,9 @@ def may_take_at(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Seque
 
 
 def time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> float:
-    """Return when an executor has served its owner for a time slice, or later: a kept device has no limit, and the
-    slice is longer if the device's tenant has had less device time than this owner's: by what it is behind, but at most
-    by a time slice and the drain timeout. Before the end of the slice, only this end is computed.
+    """Return when an executor has served its owner for a time slice, or later. A kept device has no limit. If the
+    device's tenant has had less device time than this owner's, the slice is longer by what that tenant is behind, but
+    at most by a time slice and the drain timeout. Before the end of the slice, only this end is computed.
     """
     executor, start_s = device.executor, _start_s(cycle)
     if executor is None or executor.ready_at is None or executor.stopping:

@@ -1,8 +1,8 @@
 """Decides how long idle workers and unused blocks stay.
 
 Both are caches: nothing is evicted for idleness alone, unless a keep-alive is set (for blocks: `host_keep_alive_s`),
-and evictions for other functions go by value (idle.py, victims.py). The keep-alive of workers ends only a function's
-last one: while there are several, their number follows the rate, once the function has a profile.
+and evictions for other functions go by value (idle.py, victims.py). The keep-alive of workers ends only a family's
+last one with a free slot: while there are several, their number follows the rate, once the family has a profile.
 """
 
 from math import inf
@@ -86,8 +86,8 @@ def idle_until(cycle: Cycle, worker: Worker) -> float:
 
 
 def release_idle(cycle: Cycle, nbytes: int) -> int:
-    """Unbind functions that are bound with others and have long been unused, at most UNBOUND_MAX, because a bind is
-    cheap; then stop idle workers; until this many bytes are freed or nothing is left. Returns the freed bytes.
+    """First unbind functions that are bound with others and have long been unused (at most UNBOUND_MAX): a new bind is
+    cheap. Then stop idle workers. End when this many bytes are freed or nothing is left; return the freed bytes.
     """
     freed, unbound = 0, dict[WorkerId, Worker]()
     for unused in idle.unused_bindings(cycle)[:UNBOUND_MAX] if nbytes > 0 else ():
@@ -116,8 +116,8 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
 
 
 def outlasts_keep_alive(worker: Worker) -> bool:
-    """Whether the worker stays after its keep-alive: requests wait, or it is one of several whose number follows the
-    rate.
+    """Whether the worker stays after its keep-alive: requests wait, or another worker of its family has a free slot and
+    their number follows the rate.
     """
     family = worker.family
     if family.wanting_idle_worker:

@@ -172,7 +172,7 @@ class Function(msgspec.Struct, eq=False):
     used_at: Seconds
     """When its last run began; before the first one, when it was deployed."""
     last_worker_before: WorkerId = WorkerId(0)
-    """Workers up to this one were forked before the function, possibly without address space for its blocks."""
+    """Workers up to this one were forked before it was deployed, possibly without address space for its blocks."""
     removed: bool = False
     queue: deque[RequestId] = msgspec.field(default_factory=deque)
     workers: dict[WorkerId, Worker] = msgspec.field(default_factory=dict)
@@ -196,7 +196,7 @@ class Function(msgspec.Struct, eq=False):
     """The first function of the trunk to which it belongs. Functions of the same trunk may share runs."""
     backoff_until: Seconds = Seconds(0.0)
     lost_blocks: bool = False
-    """Whether its blocks were missing from memory, and no start, bind or run on a device has succeeded since."""
+    """Whether its blocks were missing, until a start, bind or run on a device succeeds, or a process ends otherwise."""
     use_interval_s: float = 0.0
     """The smoothed time between two uses."""
     gaps: list[float] = msgspec.field(default_factory=list)

@@ -40,7 +40,8 @@ def capacity(
     """Double the copies until they do not fit, then bisect, assuming that attainment falls with copies. Copies fit if
     the target is reached and no request is lost.
 
-    Raises CallerError if no function has an SLO, if no request comes, or if more copies fit than the search tries.
+    Raises CallerError if no function has an SLO, if none with an SLO gets a request after `settle_s`, or if more copies
+    fit than the search tries.
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
         raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to reach")
@@ -52,7 +53,10 @@ def capacity(
         report = World(scenario.multiplied(copies), base).run()
         attained = report.total.attainment
         if attained is None:
-            raise CallerError("no request comes within duration_s, so there is no attainment to reach")
+            raise CallerError(
+                "no request to a function with an SLO comes between settle_s and duration_s, so there is no attainment "
+                "to reach"
+            )
         good = attained >= target and report.total.lost == 0
         attempts.append(Attempt(copies, len(report.functions), attained, good))
         if observe is not None:

@@ -44,7 +44,7 @@ class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
     """The handler of a function for devices. It runs in a worker, before and after the program."""
 
     before_ms: dict[int, float]
-    """The time before the call of the program by batch size; linear between and beyond the given sizes."""
+    """The time before the call of the program by batch size; linear between and above the given sizes."""
     after_ms: dict[int, float] = {}
     """The time after it; none by default."""
     blocks: tuple[Blocks, ...] = ()
@@ -77,7 +77,7 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     blocks.
     """
     latency_ms: dict[int, float] = {}
-    """The latency of one run by batch size; linear between and beyond the given sizes. With `device = "pool"` in the
+    """The latency of one run by batch size; linear between and above the given sizes. With `device = "pool"` in the
     settings: on a device that has all blocks.
     """
     device_ms: dict[int, float] = {}

@@ -239,9 +239,17 @@ class Catalog:
 
 
 def _next_version(db: sqlite3.Connection, name: FunctionName, tenant: TenantId, created: float) -> int:
+    # If another tenant used the name last, the row becomes this tenant's. The other tenant's versions are not reused
+    # either, should it use the name again.
+    db.execute(
+        """INSERT INTO dropped_names SELECT tenant, last_version FROM names WHERE name = ?1 AND tenant != ?2
+           ON CONFLICT (tenant) DO UPDATE SET last_version = max(last_version, excluded.last_version)""",
+        (name, tenant),
+    )
     (version,) = db.execute(
         """INSERT INTO names SELECT ?1, 1 + coalesce(max(last_version), 0), ?2, ?3 FROM dropped_names WHERE tenant = ?2
-           ON CONFLICT (name) DO UPDATE SET last_version = last_version + 1, tenant = ?2, given = ?3
+           ON CONFLICT (name) DO UPDATE SET tenant = ?2, given = ?3, last_version =
+               CASE tenant WHEN ?2 THEN last_version + 1 ELSE max(last_version + 1, excluded.last_version) END
            RETURNING last_version""",
         (name, tenant, created),
     ).fetchone()
@@ -257,9 +265,9 @@ def _drop_names(db: sqlite3.Connection, tenant: TenantId) -> None:
     db.execute(
         f"""INSERT INTO dropped_names SELECT ?1, max(last_version) {unused} HAVING count(*)
             ON CONFLICT (tenant) DO UPDATE SET last_version = max(last_version, excluded.last_version)""",
-        (tenant, NAMES_MAX),
+        (tenant, NAMES_MAX - 1),
     )
-    db.execute(f"DELETE {unused}", (tenant, NAMES_MAX))
+    db.execute(f"DELETE {unused}", (tenant, NAMES_MAX - 1))
 
 
 def _versions(db: sqlite3.Connection, name: FunctionName, proven: bool = False) -> tuple[int, ...]:

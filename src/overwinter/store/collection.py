@@ -108,7 +108,7 @@ class Collector:
         return needed
 
     def _add_new(self, needed: dict[TenantId, set[Address]]) -> None:
-        """Add what versions need that were registered meanwhile."""
+        """Add the needs of versions that were registered meanwhile."""
         for key in self._catalog.versions():
             if key not in self._known:
                 self._add(key, needed)

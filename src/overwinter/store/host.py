@@ -314,7 +314,7 @@ class HostStore:
 
     def _copy_claimed(self, mine: dict[Address, int], pause: Callable[[], None]) -> int:
         """Copy what this thread has claimed; the claims end in any case."""
-        # A block that is copied may be dropped, and claimed by another thread, before this call ends.
+        # A copied block may be dropped, and claimed by another thread, before this call ends.
         claimed = set(mine)
         try:
             for address, nbytes in mine.items():

@@ -128,7 +128,7 @@ class Repository:
             return os.open(self._block_path(check_address(address)), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise StoreError(
-                f"block {address} is not in the repository {self.root}: deploy the function that needs it again"
+                f"block {address} is not in the repository {self.root}: deploy again the function that needs it"
             ) from None
         except OSError as error:
             raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
@@ -332,7 +332,7 @@ class Repository:
 def damaged(address: Address) -> StoreError:
     """Return the error for a block that was set aside."""
     return StoreError(
-        f"block {address} is damaged on disk and was set aside: deploy the function that needs it again to replace it"
+        f"block {address} is damaged on disk and was set aside: to replace it, deploy again the function that needs it"
     )
 
 

@@ -60,7 +60,7 @@ class MeasuredWorkerMemory(NamedTuple):
     function: FunctionId
     memory: ProcessMemory
     expected: int | None
-    """The expected memory by its profile; None: its function was never measured."""
+    """The expected memory by its profile; None: its configuration was not measured."""
     at: Seconds
 
 

@@ -33,7 +33,7 @@ def _devices(devices: Sequence[DeviceSnapshot]) -> Iterator[Metric]:
     total = (((each.name,), each.total_bytes) for each in devices)
     yield gauge("device_budget_bytes", "Memory of a device for blocks.", DEVICE, total)
     functions = (((each.name,), len(each.residents)) for each in devices)
-    yield gauge("device_functions", "Functions with blocks on a device.", DEVICE, functions)
+    yield gauge("device_functions", "Functions and slices with blocks on a device.", DEVICE, functions)
 
 
 def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Iterator[Metric]:

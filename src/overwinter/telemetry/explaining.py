@@ -40,8 +40,8 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     """The bytes of its blocks that are not there."""
     exclusive: int
-    """The bytes that no other version of it or of another function of its tenant holds; other tenants do not count, so
-    that nothing of them is revealed.
+    """The bytes that no other version of any function of its tenant holds; other tenants do not count, so that nothing
+    of them is revealed.
     """
     shared: int
     """The bytes that such versions hold too."""

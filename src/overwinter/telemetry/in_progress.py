@@ -120,7 +120,7 @@ class LiveWorker(Generic[T]):
         self.binds: dict[FunctionId, Seconds] = {}
         """When each bind in progress began."""
         self.busy_s = self.busy_at_update = 0.0
-        """`busy_s`: the seconds in which it ran or bound something, without operations in progress. `busy_at_update`:
+        """`busy_s`: the seconds in which it ran or bound something, until it was last idle. `busy_at_update`:
         `total_busy_s` at `updated`.
         """
         self.nbytes = 0.0

@@ -38,8 +38,8 @@ def render(
 ) -> bytes:
     """All metrics in Prometheus's text format. Slow with a thousand functions: call it in a thread.
 
-    With `tenant`, counts of each function are rendered only for its functions; `known` and `pipelines` must be those of
-    the tenant.
+    With `tenant`, the counts by function are only those of the tenant's functions; `known` and `pipelines` must be
+    those of the tenant.
     """
     statistics = sources.statistics
     every = [statistics.unknown, *list(statistics.tallies.values())]
@@ -137,7 +137,7 @@ def _requests(
 
 
 def _versions(versions: Mapping[FunctionId, VersionStatistics]) -> Iterator[Metric]:
-    """Yield metrics by version: only of functions with several versions, and of versions that had a request."""
+    """Yield metrics by version, for versions that had a request and whose function has several versions."""
     counts = Counter(split_id(id_)[0] for id_ in versions)
     named = {split_id(id_): each for id_, each in versions.items() if counts[split_id(id_)[0]] > 1}
     outcomes: list[Sample] = []

@@ -16,7 +16,7 @@ class PipelineRequests(msgspec.Struct):
     in_slo: int = 0
     """The answered requests within the SLO; without an SLO, all."""
     failed: int = 0
-    """The requests that failed, of which a stage was refused, or that the caller cancelled."""
+    """The requests that failed, for example because a stage was refused, or that the caller cancelled."""
 
 
 class PipelineStatistics(NamedTuple):

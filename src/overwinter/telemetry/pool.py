@@ -78,7 +78,7 @@ class TrackedDevice(Generic[T]):
         self.prepared = 0
         """The begun preparations of functions before a request."""
         self.prefetches = 0
-        """The functions that were brought before a request."""
+        """The functions and slices that were brought before a request."""
         self.unplaced = 0
         """The attempts of a run whose blocks did not fit, because the free memory was not contiguous."""
         self.blocks: SharedBlocks[FunctionId] = SharedBlocks()

@@ -57,7 +57,9 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     """The figures of one function, or of all functions together."""
 
     cancelled: int
-    """The requests whose caller disconnected before the answer."""
+    """The requests that were cancelled before the answer: the caller disconnected, or another stage of the application
+    failed.
+    """
     slo_ms: float | None = None
     """The SLO of one function."""
     answered_by_start: dict[str, int]
@@ -100,7 +102,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """The memory in bytes over the simulated time; a block that many functions share counts once."""
+    """The memory in bytes over time; a block that many functions share counts once."""
 
     blocks_mean: float
     blocks_peak: int
@@ -122,7 +124,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of a simulation. `msgspec.json.encode` converts it to JSON."""
+    """The report of a simulation or a journal. `msgspec.json.encode` converts it to JSON."""
 
     duration_s: float
     total: Figures
@@ -273,7 +275,7 @@ class StepReader(Tracker[Outcomes]):
         return Latencies().merge(self._outcomes_of(name).latencies for name in names)
 
     def report(self, now: Seconds) -> Report:
-        """Return the figures at `now`, the end of the simulation."""
+        """Return the figures at `now`, the end of the simulation or the journal."""
         self._memory.advance(now)
         for worker in self.workers.values():
             worker.charge_all(now)

@@ -105,7 +105,7 @@ class Tally:
         self.device_byte_s = 0.0
         """Its part of the blocks on devices, over time; counted when it no longer holds them."""
         self.devices_with_blocks = 0
-        """The number of devices that hold blocks for a version, summed over its versions."""
+        """The number of devices that hold blocks for a version, summed over its versions and their slices."""
 
     @property
     def on_devices(self) -> DeviceCounts:

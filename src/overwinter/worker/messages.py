@@ -93,7 +93,7 @@ class Load(_Message, frozen=True):
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
     pool_first: bool = False
-    """Whether the worker sends each call of the program to the pool, and runs it if the node refuses the call."""
+    """Whether the worker sends calls of the program to the pool, and runs those that are too large or refused."""
     calls: tuple[int, int] | None = None
     """Of a cut program, the first call of its slice, and the first after it; None: all calls run. Executors only."""
 
@@ -152,7 +152,7 @@ class Forget(_Message, frozen=True):
 ToBase = ForkWorker | ForkZygote | KillZygote | Ping
 ToZygote = ForkWorker | Prepare | Forget | Ping
 
-# zygotes -> node. Of messages of a tenant's zygote and its children the node trusts only the sender (from the kernel).
+# zygotes -> node. In messages of a tenant's zygote and its children, the node trusts only the sender (from the kernel).
 
 
 class Up(_Message, frozen=True):

@@ -1,7 +1,7 @@
 """The main loop of a worker: loads one family, then binds and runs its functions until it is stopped.
 
 A worker has one thread for each concurrent run. Of those that wait, one leads: it receives messages for all. A thread
-waits for a run, or within a run for the answer of the pool. It takes what it waits for itself, so a run never changes
+waits for a run, or within a run for the answer of the pool. No other thread takes this for it, so a run never changes
 threads, and a worker with a concurrency of one is the same loop in one thread. A bind is handled like a run,
 concurrently with others.
 """

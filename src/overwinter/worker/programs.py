@@ -71,7 +71,8 @@ def _tensors_outside_heap() -> Iterator[None]:
     """Allocate tensors outside the heap.
 
     In the heap, freed tensors would leave small gaps. A fork that uses them takes a page fault for each small page;
-    without gaps it allocates at the end of the heap, where it gets huge pages.
+    without gaps it allocates at the end of the heap, where it gets huge pages if the kernel gives them unasked (a
+    worker cannot ask for them: seccomp.py).
     """
     _libc.mallopt(_MMAP_THRESHOLD, WARM_UP_LARGEST_IN_HEAP_BYTES)
     try:

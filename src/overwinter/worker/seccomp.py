@@ -29,7 +29,9 @@ _THREAD, _FILES = 0x10000, 0x400
 _THREAD_FLAGS = 0x7D0F00
 """The flags with which the C library creates a thread. None of them creates a namespace."""
 _CHILD_FLAGS = _THREAD_FLAGS | 0x1000000 | 0x4000 | 0xFF
-"""Also the flags with which the C library forks: they store the child's id and name the signal at the child's end."""
+"""Also the flags with which the C library forks: they store the child's id, let the parent wait until the child
+executes a program or ends (vfork), and name the signal at the child's end.
+"""
 _ANONYMOUS, _SHARED, _GROWS_DOWN, _HUGE = 0x20, 0x01, 0x100, 0x40000
 _PRCTL = (15, 16, 0x53564D41)
 """PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
@@ -154,8 +156,8 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         # notices copies.
         "madvise": [_low(2), (_EQUAL, 0, 1, _MADV_COLLAPSE), _REFUSE, _ALLOW],
     }
-    # A filter cannot read the flags of clone3, which are in memory. It is not allowed, and the C library falls back to
-    # clone.
+    # A filter cannot read the flags of clone3, which are in memory. So clone3 is not allowed, and the C library falls
+    # back to clone.
     if kind == "zygote":
         return {
             **checks,
@@ -168,7 +170,8 @@ def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
         # shares memory without a file with its threads.
         gpu = {"ioctl": [_ALLOW], "mmap": _ANY_SHARING, "fcntl": _one_of(1, *_FCNTL, _F_SETFL)}
         # It creates its directory in /dev unless that exists, removes files and links before it makes them, and looks
-        # for a server with which processes share a GPU. It uses no GPU if it may not; these answers let it go on.
+        # for a server with which processes share a GPU. It uses no GPU if these calls fail with EPERM; these
+        # answers let it go on.
         gpu |= {"mkdir": [_EXISTS], "mkdirat": [_EXISTS], "socket": _SOCKET}
         gpu |= {call: [_MISSING] for call in ("connect", "unlink", "unlinkat", "symlink", "symlinkat")}
     return {

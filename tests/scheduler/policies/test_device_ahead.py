@@ -23,7 +23,7 @@ def test_the_share_of_requests_that_find_all_devices_busy():
         (8.0, 0.1, 0.1, 0.3, 1, False),
         (8.0, 0.4, 0.5, 0.3, 1, False),
         (8.0, 0.1, 0.5, None, 1, False),
-        # Nothing is known of its run, or no device has had it.
+        # Nothing is known of its run, or no device has it.
         (8.0, 0.0, 0.5, 0.3, 1, False),
         (8.0, 0.1, 0.5, 0.3, 0, False),
     ],

@@ -38,7 +38,7 @@ def test_the_default_evicts_by_the_time_to_wait_again_times_use_per_byte(cheaper
     assert first("cost-aware", plain={}, cheaper=cheaper) == "cheaper"
 
 
-def test_of_functions_whose_runs_hide_their_transfers_the_smaller_transfer_is_evicted_first():
+def test_of_functions_whose_runs_hide_their_transfers_the_one_with_the_shorter_transfer_is_evicted_first():
     hidden = {"run_s": 1.0, "swap_s": 0.01}
     assert first("cost-aware", plain={"run_s": 1.0}, smaller=hidden) == "smaller"
 

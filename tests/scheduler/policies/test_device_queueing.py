@@ -68,7 +68,7 @@ def test_high_priority_is_served_by_descending_count_and_low_by_ascending_count(
     assert in_order(RULES["rrc"], functions, EVERYONE) == ["farther", "far", "near", "met"]
 
 
-def test_in_time_come_those_first_for_which_least_is_brought_then_those_without_an_slo_then_late_ones():
+def test_those_in_time_go_first_by_their_wait_for_blocks_then_those_without_an_slo_then_late_ones():
     waits = Waiting("waits", 100, 0.0, 1.0, 0.0, swap_wait_s=0.03)
     shorter = Waiting("shorter", 100, 2.0, 3.0, 90.0, swap_wait_s=0.01)
     same = Waiting("same", 100, 1.0, 3.0, 0.0, swap_wait_s=0.01)

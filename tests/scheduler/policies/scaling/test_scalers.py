@@ -77,7 +77,9 @@ def test_what_starts_meets_the_slo_unless_it_is_reported_as_infeasible(name, ask
 @settings(max_examples=25, deadline=None)
 @given(asked=scaling_inputs())
 def test_the_same_rate_reaches_a_stable_state(name, asked):
-    """No worker is started twice, and no started worker is stopped, unless a stop has made room for a cheaper set."""
+    """Only the first decision starts workers, and no started worker is stopped. The default scaler may start workers
+    later, and stop started ones after a stop that made room for a cheaper set.
+    """
     old = {each.worker for each in asked.workers}
     said = [SCALERS[name](asked)]
     while (said[-1].start or said[-1].stop) and len(said) < ROUNDS:

@@ -22,7 +22,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from overwinter.core.profile import Point
 from overwinter.scheduler.policies.scaling.dts import memory_and_cores
-from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, configurations, expected, scale
+from overwinter.scheduler.policies.scaling.hysteresis import (
+    Algorithm,
+    Points,
+    all_points,
+    configurations,
+    expected,
+    scale,
+)
 from overwinter.scheduler.policies.scaling.scaler import CurrentWorker, Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
@@ -177,4 +184,4 @@ def _total(points: Iterable[Point], cost: Cost) -> float:
     return sum(cost(point) for point in points)
 
 
-_DEFAULT = Algorithm(queues_in_time, any_of, _choose, _order, _replace)
+_DEFAULT = Algorithm(queues_in_time, all_points, _choose, _order, _replace)

@@ -9,7 +9,7 @@ workers that do not share their weights.
 from collections.abc import Callable, Sequence
 
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, all_points, least_loaded_first, scale
 from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
@@ -49,7 +49,7 @@ def _algorithm(cost: Callable[[ScalingInput], Cost]) -> Algorithm:
     def choose(given: ScalingInput, rate: float) -> Points:
         return take(by_ratio(given.points, cost(given)), rate, limits_of(given)).chosen
 
-    return Algorithm(queues_in_time, any_of, choose, least_loaded_first)
+    return Algorithm(queues_in_time, all_points, choose, least_loaded_first)
 
 
 _BY_MEMORY = _algorithm(lambda given: given.memory)

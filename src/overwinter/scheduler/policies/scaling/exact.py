@@ -11,7 +11,7 @@ from types import ModuleType
 
 from overwinter.core.errors import MachineError
 from overwinter.core.profile import Point
-from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, any_of, least_loaded_first, scale
+from overwinter.scheduler.policies.scaling.hysteresis import Algorithm, Points, all_points, least_loaded_first, scale
 from overwinter.scheduler.policies.scaling.scaler import Scaled, ScalingInput
 from overwinter.scheduler.policies.scaling.selection import (
     BOUNDLESS,
@@ -116,4 +116,4 @@ def _choose(given: ScalingInput, rate: float) -> Points:
     return solve(given.points, rate, given.memory, limits_of(given)).chosen
 
 
-_EXACT = Algorithm(queues_in_time, any_of, _choose, least_loaded_first)
+_EXACT = Algorithm(queues_in_time, all_points, _choose, least_loaded_first)

@@ -48,7 +48,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     """What replaces the existing workers although they serve the rate."""
 
 
-def any_of(points: Points) -> Points:
+def all_points(points: Points) -> Points:
     """Every configuration can be used."""
     return points
 
