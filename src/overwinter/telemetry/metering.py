@@ -151,9 +151,9 @@ class Meter:
             tally = seen.tallies.get(whole_name(spec.name))
             if tally in totals:
                 host = seen.stores.get(spec.store)
-                uncharged_s = 0.0 if host is None else host.uncharged(spec.id, now)
+                host_byte_s = 0.0 if host is None else host.uncharged(spec.id, now)
                 totals[tally] = totals[tally].plus(
-                    Amounts(disk_byte_s=seen.disk.uncharged(spec.id, now), host_byte_s=uncharged_s)
+                    Amounts(disk_byte_s=seen.disk.uncharged(spec.id, now), host_byte_s=host_byte_s)
                 )
         return totals
 

@@ -46,7 +46,7 @@ class Programs(Mapping[Address, Prepared]):
                 self._ready[message.load.program] = self._warmed_up(message, fds)
         except OverwinterError as error:
             _log(f"{message.bind.function} is not prepared: {error}")
-        except Exception as error:  # noqa: BLE001 - the boundary to a program: it has run before, on other sizes
+        except Exception as error:  # noqa: BLE001 - the boundary to a program: the zygote continues
             _log(f"{message.bind.function} is not prepared: {type(error).__name__}: {error}")
         # Freeze the objects, so that the garbage collectors of forks do not write to shared pages.
         gc.collect()
