@@ -47,6 +47,11 @@ def test_within_a_tenant_the_order_is_that_of_asking():
     assert order_of("a", "b", "a", "b") == ["a0", "b1", "a2", "b3", "last"]
 
 
+def test_cancelled_waits_do_not_cost_their_client_a_turn():
+    had = order_of("x", *"bbbb", *"aaa", cancelled=(1, 2, 3))
+    assert had == ["x0", "b4", "a5", "a6", "a7", "last"]
+
+
 @pytest.mark.parametrize("gone", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2, 3)])
 def test_a_cancelled_wait_delays_no_other(gone):
     had = order_of("a", "b", "a", "b", cancelled=gone)

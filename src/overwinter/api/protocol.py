@@ -27,7 +27,7 @@ HEADER_BYTES = 32
 STEP_BYTES_MIN = 64
 """A step counts as at least this many bytes of a head or of chunk sizes."""
 HEAD_USUAL_BYTES = 512
-"""The bytes of a usual head, with those of its headers."""
+"""The work of parsing a usual head, in bytes: its own bytes, and HEADER_BYTES for each header."""
 URL_MAX = 8 << 10
 BUSY = 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -37,11 +37,11 @@ CONTENT_LENGTH, TRANSFER_ENCODING, CHUNKED = b"content-length", b"transfer-encod
 FRAMING = (CONTENT_LENGTH, TRANSFER_ENCODING)
 """The headers that say where a body ends."""
 HEALTH = "/v2/health/"
-"""The paths whose requests start at once: a supervisor must not take a node with many requests for one that hangs."""
+"""The prefix of the paths whose requests start at once: a supervisor must not restart a node with a long queue."""
 
 
 class _RefusedError(Exception):
-    """The request exceeds a bound; stops the parser."""
+    """The request is refused. Raised in a callback, to stop the parser."""
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -44,11 +44,13 @@ class FairLock:
         while self._waiting:
             client = next(iter(self._waiting))
             own = self._waiting.pop(client)
-            waiter = own.popleft()
+            # A cancelled waiter does not cost its client the turn.
+            while own and own[0].done():
+                own.popleft()
             if own:
-                self._waiting[client] = own
-            if not waiter.done():
                 # The turn stays taken until the waiter's context ends.
-                waiter.set_result(None)
+                own.popleft().set_result(None)
+                if own:
+                    self._waiting[client] = own
                 return
         self._taken = False
