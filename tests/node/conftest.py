@@ -11,7 +11,7 @@ from .rig import Rig
 
 @pytest.fixture(scope="module", autouse=True)
 def collected():
-    """Find sockets and files that nobody closed at the end of the module that opened them, not in a later one."""
+    """Collect garbage after each module, so that sockets and files that it left open are found there, not later."""
     yield
     gc.collect()
 

@@ -105,7 +105,7 @@ def test_a_block_without_its_file_is_reported_once(parts):
 
 
 @pytest.mark.parametrize("harm", ["cut", "hole", "stranger"])
-def test_every_change_of_a_file_is_detected(parts, harm):
+def test_a_cut_file_a_hole_and_an_unknown_file_are_detected(parts, harm):
     parts.load()
     path = parts.store.root / max(CONTENTS, key=lambda address: len(CONTENTS[address]))
     path.chmod(0o600)

@@ -120,7 +120,7 @@ def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(paren
         return [place for parent in parents for place in (parent / rig.processes.zygotes.groups.name).glob("*/")]
 
     async def empty(rig):
-        """Wait until bob has neither a worker nor a zygote."""
+        """Kill bob's workers, and wait until only one tenant has a group."""
         for worker in rig.processes.workers():
             if worker.family.tenant == "bob":
                 worker.kill()
@@ -137,7 +137,7 @@ def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(paren
     assert not places(parents, node)
 
 
-def test_demoted_processes_compete_as_one_and_get_only_idle_cores_except_those_that_are_killed(parents):
+def test_demoted_processes_compete_as_one_and_get_only_idle_cores_or_less_weight_until_they_are_restored(parents):
     groups = Groups()
     groups.make()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]

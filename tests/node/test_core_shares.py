@@ -120,7 +120,7 @@ def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
 
     async def scene():
         spins = await rig.start_worker(ada)
-        # The group exists as long as one of ada's processes.
+        # The group exists as long as one of ada's processes exists.
         for rests in (ada, bob):
             await rig.start_worker(rests)
         rig.begin(spins, **X)

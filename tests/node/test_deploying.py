@@ -74,7 +74,7 @@ def test_a_function_with_more_files_than_a_worker_may_open_is_refused(deploying)
     deploying(scene)
 
 
-def test_a_run_with_too_many_tensors_is_refused_with_the_batch_that_is_possible(deploying, monkeypatch):
+def test_a_function_with_too_many_tensors_in_a_run_is_refused_with_the_batch_that_is_possible(deploying, monkeypatch):
     async def scene(node, manifest):
         def batched(requests):
             return structs.replace(manifest, settings=structs.replace(manifest.settings, max_batch=requests))

@@ -139,6 +139,6 @@ def test_the_smallest_request_needs_memory(packed):
         slices_for(packed.manifest, packed.program, devices(96, activation_bytes=MIB))
 
 
-def test_a_node_without_devices_is_named(packed):
+def test_a_function_is_refused_on_a_node_without_devices(packed):
     with pytest.raises(ConflictError, match="no devices for 'table'.*--devices"):
         slices_for(packed.manifest, packed.program, [])

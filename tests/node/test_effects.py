@@ -42,7 +42,7 @@ def effects_over(tasks, functions, host=None, post=None, processes=None, log=Non
     return NodeEffects(registry, processes, Calls(post, None, None), hosts, SchedulerConfig(), tasks, post, log)
 
 
-def test_a_wake_does_not_wait_for_busy_threads():
+def test_a_load_does_not_wait_for_busy_threads():
     host = SimpleNamespace(
         holds=lambda address: False, load=lambda blobs, pause: 7, collapse_pages=lambda blobs, pause: 0
     )

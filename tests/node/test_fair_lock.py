@@ -1,4 +1,4 @@
-"""Measurements alternate among tenants, and never overlap."""
+"""Tenants hold the lock in rotation, and never two at a time."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from overwinter.node.fair_lock import FairLock
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
-    """Return the order in which measurements run that are requested at once."""
+    """Return the order in which turns that are requested at once begin."""
     had: list[str] = []
     inside = 0
 

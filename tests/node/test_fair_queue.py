@@ -165,7 +165,7 @@ def test_threads_run_between_iterations_with_work_left() -> None:
     assert uvloop.run(scene()) <= 50 * steps
 
 
-def test_small_work_goes_before_large_work_and_what_is_discarded_and_none_waits_without_end() -> None:
+def test_small_work_goes_before_large_work_and_discarding_work_and_none_waits_without_end() -> None:
     async def scene() -> list[list[str]]:
         queue, now, found = FairQueue(), list[str](), []
         for client in range(20):

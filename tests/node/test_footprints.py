@@ -193,7 +193,7 @@ def test_memory_of_a_tenant_that_no_process_shows_counts_for_its_workers_in_equa
     assert abs(scene.taken(plain) - before[1]) < MIB
 
 
-def test_inherited_pages_that_a_worker_has_copied_count_once_they_are_measured(ungrouped, monkeypatch):
+def test_inherited_pages_that_a_worker_has_copied_count_after_they_are_measured(ungrouped, monkeypatch):
     scene = ungrouped
     monkeypatch.setattr(accounting, "COPIED_BYTES", MIB)
     worker, plain = scene.start(COPIES), scene.start()

@@ -141,7 +141,7 @@ class Scene:
             yield block
 
     async def survives(self) -> None:
-        """Check more often than it takes to end a worker; it still answers."""
+        """Check more often than is needed to end a worker; the worker still answers."""
         for _ in range(3):
             await self.kept.check()
         run = self.rig.begin(self.worker, self.first, **X)
@@ -227,7 +227,7 @@ def test_removed_blocks_of_a_bound_function_do_not_count_but_their_former_copies
 
 
 @pytest.mark.parametrize("busy", ["run", "bind"])
-def test_a_worker_that_is_busy_since_before_the_order_may_release_later(rig, directory, busy):
+def test_a_worker_that_was_busy_before_the_order_may_release_later(rig, directory, busy):
     scene = Scene(rig, directory, PLAIN)
 
     async def act():

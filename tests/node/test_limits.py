@@ -13,7 +13,7 @@ from overwinter.node.pressure import total_bytes
 SYSTEM = ("PID_MAX", "THREADS_MAX")
 
 
-def test_workers_take_no_more_than_half_of_the_machine():
+def test_workers_get_no_more_than_half_of_the_memory():
     assert 0 < memory_bytes([].append) <= total_bytes() // 2
 
 

@@ -23,8 +23,8 @@ held()
 
 
 def measured(code: str, times: int, mappings_max: int | None = None, forks: bool = False) -> list[ProcessMemory]:
-    """Return the memory of a process that runs this code, or of the one that it forks, each time that it reports that
-    it holds some.
+    """Run this code in a process, and return the memory of that process each time that "held" is printed; with
+    `forks`, that of its child.
     """
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         seen = []

@@ -55,7 +55,7 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
     statistics, said = Statistics(), []
     overuse = OveruseCheck(statistics, rig.processes, UPKEEP, [].append, said.append, BOUND_S)
 
-    async def scene(handler):
+    async def started(handler):
         worker = await rig.start_worker(Function(Same(), X, handler))
         name = "spins" if handler else "rests"
         start = StartWorker(worker.worker, f"{name}@1", False, 1, 1)
@@ -64,7 +64,7 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
         return worker
 
     async def both():
-        rests, spins = await scene(None), await scene(SPINS)
+        rests, spins = await started(None), await started(SPINS)
         overuse.check(1.0)
         before = clock.cpu_time_s(spins.pid)
         await until(lambda: clock.cpu_time_s(spins.pid) > before + 3 * BOUND_S)
@@ -297,7 +297,7 @@ def test_a_worker_that_loads_for_long_is_demoted_and_still_becomes_ready(rig):
     rig.run(act())
 
 
-def test_a_worker_that_loads_until_between_two_checks_is_not_demoted(rig):
+def test_a_worker_whose_load_ends_between_two_checks_is_not_demoted(rig):
     scene = Scene(rig)
 
     async def act():

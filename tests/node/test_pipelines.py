@@ -460,7 +460,7 @@ def test_a_stage_that_takes_one_tensor_many_times_reserves_memory_for_the_copies
     assert functions.names().count("wide") == 1
 
 
-def test_a_pipeline_whose_stages_may_not_reserve_memory_is_refused(functions, pipelines):
+def test_a_request_whose_stages_may_not_reserve_memory_is_refused(functions, pipelines):
     held: list[int] = []
 
     def hold(nbytes: int) -> None:
@@ -640,7 +640,7 @@ def computed(functions, pipelines, monkeypatch) -> list[str]:
 
 
 def wide(version: int, *shape: int | str) -> View:
-    """A version of "triple" that takes the output of "double" and returns another shape."""
+    """A version of "triple" that takes the output of "double" and returns this shape."""
     return View(version, outputs=(TensorSpec("y", "FP32", shape),))
 
 

@@ -1,4 +1,4 @@
-"""A version serves its name only if it fits the pipelines that call it when its trial ends, not when it began."""
+"""At the end of its trial, a version must fit the pipelines that would then call it; otherwise it is refused."""
 
 import asyncio
 import threading

@@ -42,7 +42,7 @@ def test_a_node_at_its_limit_refuses_every_tenant():
     check_totals(result.value, "3")
 
 
-def test_concurrent_deploys_of_a_tenant_are_limited_including_failed_ones():
+def test_concurrent_deploys_of_a_tenant_are_limited_and_failed_ones_no_longer_count():
     made = quotas("", tenant_deploys_max=2)
     with made.deploying("a", 10):
         with pytest.raises(ValueError, match="failed"), made.deploying("a", 10):

@@ -1,4 +1,4 @@
-"""Workers and zygotes that use most of the threads of all are ended, and no others."""
+"""When most threads are in use, the workers and zygotes with the most threads are ended, and no others."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def test_the_largest_workers_of_the_tenant_with_the_most_threads_are_ended_first
     assert to_end(counts, tenants.get, excess) == ended
 
 
-def test_a_zygote_with_threads_is_ended_before_any_worker(rig):
+def test_a_zygote_with_many_threads_is_ended_before_any_worker(rig):
     lost = []
     threads = f"import threading, time\n{STARTS}time.sleep(600)"
     with (

@@ -70,7 +70,7 @@ def double(rig: Rig, whose: str):
 
 
 def kill_all(listing: Path) -> None:
-    """Kill the processes of a control group. The base zygote does not: it did not fork the zygote that left them."""
+    """Kill the processes of a control group. The base zygote does not kill them, since it did not fork their zygote."""
     with suppress(FileNotFoundError):
         while left := listing.read_text().split():
             for pid in map(int, left):

@@ -1,5 +1,5 @@
-"""Blocks in memory are hashed again: while a core is idle, those that an earlier node left, at full speed; otherwise
-with a share of a core.
+"""While a core is idle, the blocks that an earlier node left in memory are hashed at full speed. Otherwise, blocks in
+memory are hashed with a share of a core.
 """
 
 import asyncio

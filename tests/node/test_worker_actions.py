@@ -34,8 +34,8 @@ class Wide(torch.nn.Module):
 
 
 class Left:
-    """A function, its blocks in memory that an earlier node left, and the effects of another node, which hash its
-    weights when they may.
+    """A function whose blocks an earlier node left in memory, and the effects of another node, which hash the
+    function's weights only after `may_hash` is set.
     """
 
     def __init__(self, rig: Rig, root) -> None:
@@ -180,7 +180,9 @@ def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless
 
 
 class Reopened:
-    """A pool with two functions whose blocks an earlier node left in memory. The node hashes them when it may."""
+    """A pool with two functions whose blocks an earlier node left in memory. The node hashes them once `may_hash` is
+    set.
+    """
 
     def __init__(self, rig: Rig, pool: Pool) -> None:
         self.rig, self.pool = rig, pool

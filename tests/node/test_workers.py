@@ -190,7 +190,7 @@ def test_programs_run_concurrently_and_a_handler_serially(rig, concurrency):
     assert most == 1 if concurrency == 1 else most >= 2
 
 
-def test_all_runs_start_before_the_first_answer_and_each_is_answered_after_a_stop(rig, gated):
+def test_all_runs_are_sent_before_the_first_answer_and_each_is_answered_after_a_stop(rig, gated):
     async def scene():
         process = await rig.start_worker(gated, concurrency=3)
         runs = [rig.begin(process, x=torch.zeros(1, 4)) for _ in range(3)]
@@ -232,7 +232,7 @@ def test_a_message_is_read_once_when_it_is_the_turn_of_its_tenant(rig, wide, mon
     rig.run(scene())
 
 
-def test_each_run_of_a_killed_worker_is_reported(rig, gated):
+def test_the_exit_of_a_killed_worker_is_reported_and_no_end_of_its_runs(rig, gated):
     async def scene():
         process = await rig.start_worker(gated, concurrency=4)
         done = rig.begin(process, x=torch.ones(1, 4))
@@ -422,8 +422,8 @@ def no_memory():
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-@pytest.mark.parametrize("when", ["laid", "taken"])
-def test_a_node_without_memory_for_tensors_refuses_and_its_worker_keeps_serving(rig, when):
+@pytest.mark.parametrize("copied", ["inputs", "outputs"])
+def test_a_node_without_memory_for_tensors_refuses_and_its_worker_keeps_serving(rig, copied):
     function = Function(Same(), {"x": torch.zeros(2, 16 << 10)})
     large = torch.ones(1 << 10, 16 << 10)
 
@@ -432,9 +432,9 @@ def test_a_node_without_memory_for_tensors_refuses_and_its_worker_keeps_serving(
         with ExitStack() as scarce:
             with no_copies(rig):
                 run = rig.begin(process, x=large)
-                if when == "laid":
+                if copied == "inputs":
                     scarce.enter_context(no_memory())
-            if when == "taken":
+            if copied == "outputs":
                 with no_copies(rig):
                     await until(lambda: run not in process._pending_runs)
                     scarce.enter_context(no_memory())
@@ -493,17 +493,17 @@ def test_small_runs_continue_while_large_tensors_are_copied(rig):
     assert torch.equal(rig.output(other), torch.full((1, 1024), 4.0))
 
 
-@pytest.mark.parametrize("laid", [False, True])
-def test_a_worker_may_end_while_large_tensors_are_copied(rig, laid):
+@pytest.mark.parametrize("copied", ["inputs", "outputs"])
+def test_a_worker_may_end_while_large_tensors_are_copied(rig, copied):
     function = Function(Same(), {"x": torch.zeros(2, 1024)})
     large = torch.ones(LARGE_BYTES // 1024, 1024)
 
     async def scene():
         process = await rig.start_worker(function)
-        if laid:
+        if copied == "outputs":
             run = rig.begin(process, x=large)
         with no_copies(rig):
-            if laid:
+            if copied == "outputs":
                 await until(lambda: run not in process._pending_runs)
             else:
                 run = rig.begin(process, x=large)

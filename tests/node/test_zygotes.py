@@ -73,7 +73,7 @@ async def check_answer(rig: Rig, process) -> None:
 
 
 async def prepared(rig: Rig, which: Function) -> ZygoteProcess:
-    """Order the preparation of the function, and return the zygote of its tenant once that has ended."""
+    """Order the preparation of the function, wait for its end, and return the zygote of the tenant."""
     tenant = which.deployed.manifest.tenant
     rig.effects.carry_out(Prepare(which.deployed.id))
     await until(lambda: tenant in rig.processes.zygotes.tenants)
@@ -504,7 +504,7 @@ def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
 
 
 def test_a_zygote_is_asked_for_few_workers_at_a_time_in_turns_of_the_tenants(rig):
-    """One tenant's starts, most of which it stops again, delay those of others by a few forks."""
+    """One tenant's starts, most of which are stopped again, delay those of others by a few forks."""
     ada, bob = function("many", "ada"), function("few", "bob")
 
     async def scene():
@@ -530,7 +530,7 @@ def test_a_zygote_is_asked_for_few_workers_at_a_time_in_turns_of_the_tenants(rig
     rig.run(scene())
 
 
-def test_those_that_wait_are_asked_for_when_others_are_forked(rig):
+def test_waiting_workers_are_asked_for_when_others_are_forked(rig):
     ada = function("waits", "ada")
 
     async def scene():
@@ -616,7 +616,7 @@ def test_a_base_zygote_that_the_system_cannot_start_is_started_later(rig, monkey
 
 
 async def killed(rig: Rig) -> None:
-    """Wait until the base zygote has died and the node has noticed."""
+    """Kill the base zygote, and wait until the node has noticed."""
     base = rig.processes.zygotes.base
     base.process.kill()
     await until(lambda: rig.processes.zygotes.base is not base)

@@ -126,7 +126,7 @@ def test_a_refused_stage_ends_the_whole_and_the_others_are_cancelled():
     assert report.total.lost == 0
 
 
-def test_what_comes_before_it_has_settled_is_served_and_not_counted():
+def test_requests_that_arrive_before_settle_s_are_served_and_not_counted():
     whole, _ = steps_of(diamond())
     late, _ = steps_of(diamond(settle_s=15))
     assert 0 < late.applications["app"].requests < whole.applications["app"].requests

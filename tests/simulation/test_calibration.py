@@ -44,7 +44,7 @@ def test_runs_in_service_that_take_longer_raise_the_latencies_of_the_profile():
     assert [point.latency_s for point in made.scheduler_profile().points] == pytest.approx([0.04, 0.08])
 
 
-def test_a_journal_that_begins_elsewhere_reads_as_the_simulation_does():
+def test_a_journal_that_begins_at_another_time_reads_as_the_simulation_does():
     scenario, report, steps = journal()
     requests = calibration.arrivals(steps)
     assert len(requests) == report.total.requests

@@ -214,7 +214,7 @@ def test_progress_is_reported():
     assert result[-1] == 60
 
 
-def test_requests_that_arrive_before_it_has_settled_are_not_counted():
+def test_requests_that_arrive_before_settle_s_are_not_counted():
     whole, settled = (World(scene(settle_s=each)).run() for each in (0.0, 45.0))
     assert 0 < settled.total.requests < whole.total.requests / 2
     assert settled.total.answered == settled.total.requests

@@ -122,7 +122,7 @@ def test_the_kernel_names_the_sender_of_a_message():
 
 
 @pytest.mark.parametrize("fds_max", [0, 1])
-def test_of_the_untrusted_no_more_descriptors_are_kept_than_they_may_send(fds_max):
+def test_no_more_descriptors_are_kept_than_an_untrusted_sender_may_send(fds_max):
     left, right = pair()
     receiving = Channel(right, Note, fds_max=fds_max, names_sender=True)
     before = len(os.listdir("/proc/self/fd"))
@@ -141,7 +141,7 @@ def test_of_the_untrusted_no_more_descriptors_are_kept_than_they_may_send(fds_ma
 
 
 @pytest.mark.parametrize("fds_max", [0, 1])
-def test_of_the_untrusted_a_packet_that_announces_more_is_nonsense(fds_max):
+def test_a_packet_of_an_untrusted_sender_that_announces_more_is_invalid(fds_max):
     left, right = pair()
     right.setblocking(False)
     left.send(MORE)

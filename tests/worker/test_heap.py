@@ -1,4 +1,4 @@
-"""The memory that a process keeps after it is no longer needed, measured in separate processes."""
+"""Memory that a process no longer needs is given back to the system, as measured in separate processes."""
 
 import os
 import subprocess

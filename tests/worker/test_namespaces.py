@@ -109,12 +109,12 @@ def test_without_a_new_proc_the_old_one_is_shown_and_cannot_be_written(seen):
     assert found["written"] == "OSError"
 
 
-def test_it_is_the_first_process_and_sees_its_own(seen):
+def test_the_first_process_of_a_namespace_sees_only_itself(seen):
     assert seen["process"] == 1
     assert seen["processes"] == [1]
 
 
-def test_it_has_no_network_and_no_rights(seen):
+def test_a_process_of_a_namespace_has_no_network_and_no_rights(seen):
     assert seen["interfaces"] == ["lo"]
     assert seen["user"] == os.getuid()
     assert {int(rights, 16) for rights in seen["rights"]} == {0}
@@ -122,7 +122,7 @@ def test_it_has_no_network_and_no_rights(seen):
     assert seen["packets"] == "PermissionError"
 
 
-def test_all_end_with_the_process_that_started_them_without_asking_for_it():
+def test_all_processes_of_a_namespace_end_with_the_process_that_started_them():
     with started(STAY) as outer:
         if outer.stdout.read(2) != b"up":
             pytest.skip("this system gives no namespaces")

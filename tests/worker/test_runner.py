@@ -14,7 +14,7 @@ from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner
 
 
-class Counting(torch.nn.Module):
+class Embedded(torch.nn.Module):
     """An embedding and a sum, so that an invalid index fails its run."""
 
     def __init__(self):
@@ -27,7 +27,7 @@ class Counting(torch.nn.Module):
 
 
 def runner(handler: str | None = None) -> tuple[Runner, list[torch.Size]]:
-    exported = export(Counting().eval(), {"ids": torch.zeros(2, 3, dtype=torch.int64)}, {"ids": {0: "batch", 1: "n"}})
+    exported = export(Embedded().eval(), {"ids": torch.zeros(2, 3, dtype=torch.int64)}, {"ids": {0: "batch", 1: "n"}})
     prepared = Prepared(encode_program(exported.program))
     shapes: list[torch.Size] = []
     run = prepared.run
@@ -46,7 +46,7 @@ def ids(*rows: list[int]) -> dict:
 
 
 def expected(request: dict) -> torch.Tensor:
-    return Counting()(**request)["sum"]
+    return Embedded()(**request)["sum"]
 
 
 def test_requests_of_one_shape_share_a_run_and_get_their_own_rows():

@@ -117,7 +117,7 @@ def test_functions_that_have_nothing_in_common_run_apart(mixed):
     assert not mixed.is_together(asked(mixed, *range(len(mixed.weights))))
 
 
-def test_what_two_functions_share_runs_once():
+def test_a_split_has_a_separate_span_for_the_differing_weight_only_and_is_kept():
     family = Family(Mixed(), IDS)
     names = {weight.name: number for number, weight in enumerate(family.program.weights)}
     own = frozenset({names["head.weight"]})

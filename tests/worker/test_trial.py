@@ -82,13 +82,13 @@ def test_what_fails_on_a_sample_is_refused(prepared, handler, words):
         trial.check_samples(made, [{"x": torch.ones(1, 3)}])
 
 
-def test_a_handler_that_waits_forever_is_reported(prepared, monkeypatch):
+def test_a_handler_that_never_returns_is_reported(prepared, monkeypatch):
     monkeypatch.setattr(trial, "GENERATED_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     assert "more than 1 s" in trial.generated_warning(made, made.program.inputs)
 
 
-def test_a_handler_that_waits_for_ever_at_a_sample_is_refused(prepared, monkeypatch):
+def test_a_handler_that_never_returns_on_a_sample_is_refused(prepared, monkeypatch):
     monkeypatch.setattr(trial, "SAMPLES_S", 1)
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     with pytest.raises(HandlerError, match="sample 1.*more than 1 s"):

@@ -15,7 +15,7 @@ GIVES = "def postprocess(outputs, inputs, state):\n    return {'y': %s}\n"
     ("given", "shape"),
     [("[b'a', b'bc']", (2,)), ("[[b'a', b'bc'], [b'', b'd']]", (2, 2)), ("[]", (0,)), ("[[], []]", (2, 0))],
 )
-def test_bytes_of_one_and_two_ranks(given, shape):
+def test_bytes_of_rank_one_and_two(given, shape):
     value = Handler(Code(GIVES % given), {}).postprocess({}, {})["y"]
     flat = [item for row in value for item in (row if isinstance(row, list) else [row])]
     assert EncodedTensor("y", value).meta == TensorMeta("y", "BYTES", shape, len(pack_bytes(flat)))
