@@ -21,7 +21,8 @@ the batch is refused, the model is deployed again with only the batch dynamic.
 * **refused clearly**: the deploy, or a size at which eager PyTorch runs, is refused in one sentence, which the table
   shows; all answers are equal or within. Where eager PyTorch raises an error too, a refusal counts as equal and is not
   shown.
-* **compared at**: the sizes at which both answered; `-` if no answer was compared.
+* **compared at**: the sizes at which both answered; `-` if no answer was compared. The verdict **equal** then says that
+  both refused every size.
 * **shared runs**: {callers} concurrent clients with `max_batch={max_batch}`, each compared with eager PyTorch on its
   own input alone: the largest difference, and the number of runs that the node needed for these requests.
   If a deploy with `max_batch={max_batch}` is refused, the column says so, and the verdict does not change.

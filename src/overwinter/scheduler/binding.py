@@ -144,7 +144,8 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     cycle.timers.arm(worker.id, hangs_at)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
-    # Its blocks are in use again: its time slice may have ended while it had no worker.
+    # The function is in use again. If its time slice in the host store is over, it may be drained for functions that
+    # wait for bytes.
     cycle.bytes_changed = True
     for request in function.queue:
         if cycle.state.requests[request].start == "host":

@@ -57,7 +57,8 @@ def begin_start(cycle: Cycle, function: Function, point: Point, ahead: WorkerId 
     hold_cores(cycle, function, start_owner(id_), operation, 1, serves=not function.wants_wake)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = now
-    # Its blocks are in use again. If their time slice in the host store is over, others may get their bytes.
+    # The function is in use again, so its blocks are not evicted at once. If its time slice in the host store is over,
+    # it may be drained for functions that wait for bytes.
     state.evictable.pop(spec.id, None)
     cycle.bytes_changed = True
     cycle.timers.arm(id_, hangs_at)

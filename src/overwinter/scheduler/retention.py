@@ -1,8 +1,9 @@
 """Decides how long idle workers and unused blocks stay.
 
 Both are caches: nothing is evicted for idleness alone, unless a keep-alive is set (for blocks: `host_keep_alive_s`),
-and evictions for other functions go by value (idle.py, victims.py). The keep-alive of workers ends only a family's
-last one with a free slot: while there are several, their number follows the rate, once the family has a profile.
+and evictions for other functions go by value (idle.py, victims.py). Once a family has a profile,
+its number of workers follows the rate, and a worker whose keep-alive has ended is stopped only if no other worker of
+the family has a free slot.
 """
 
 from math import inf
@@ -185,7 +186,9 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
 
 
 def has_evicted_enough(cycle: Cycle) -> bool:
-    """Whether this step has evicted as much as one step may: many functions may share the blocks that they have."""
+    """Whether this step has done the most eviction work that one step may. Without this limit it could evict very many
+    functions to free few bytes, because functions may share blocks.
+    """
     return cycle.eviction_work >= victims.EVICTION_WORK_MAX
 
 

@@ -11,7 +11,7 @@ from overwinter.store.database import Database
 
 BUSY_TIMEOUT_S = 5.0
 REMOVED_MAX = 1000
-"""The removed functions of one tenant whose usage is kept separately: those that were used last."""
+"""The removed functions of one tenant whose usage is kept separately: those with the most recent usage."""
 MERGED = FunctionName("")
 """The name for the usage of all other removed functions of a tenant."""
 
@@ -108,7 +108,7 @@ class UsageFile:
             db.execute("DROP TABLE old")
 
     def entries(self, tenant: TenantId | None = None) -> list[Entry]:
-        """Return the usage of each function, of all tenants or of one, with the first day on which it was used."""
+        """Return the usage of each function, of all tenants or of one, with its first day with usage."""
         with self._file.reading() as db:
             found = db.execute(_TOTALS, (tenant,)).fetchall()
         return [Entry(day, owner, name, Amounts(int(requests), *rest)) for day, owner, name, requests, *rest in found]

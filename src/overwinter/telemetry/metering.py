@@ -56,9 +56,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: TenantId
     function: FunctionName
-    """Empty: the sum of removed functions, except the 1000 that were used last."""
+    """Empty: the sum of removed functions, except the 1000 with the most recent usage."""
     since: str
-    """The first day on which it was used, in UTC."""
+    """The first day with usage, in UTC: of bytes on disk, too."""
     requests: int
     """The answered requests."""
     core_ms: float

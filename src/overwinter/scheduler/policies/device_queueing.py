@@ -131,9 +131,9 @@ def required_requests(waiting: Waiting, last: Boundary) -> Rank:
 
 
 def least_wait_in_time(waiting: Waiting, last: Boundary) -> Rank:
-    """Requests that can be in time first, in the order of the time for which their runs would wait for blocks: so the
-    links, which overload fills first, are used for the fewest requests. Then those without an SLO, then late ones, both
-    in the order of arrival.
+    """Requests that can be in time first, in the order of the time for which their runs would wait for blocks: under
+    overload the links saturate first, so requests that need no transfer or a short one go first. Then those without an
+    SLO, then late ones, both in the order of arrival.
     """
     kind = 1 if not waiting.has_slo else 2 if waiting.is_late else 0
     return waiting.level, kind, 0.0 if kind else waiting.swap_wait_s, waiting.arrived, waiting.function
