@@ -34,7 +34,7 @@ FETCHED = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 SEED = 7
 SECONDS = 40.0
 RATE = 20.0
-"""Requests per second of all functions together: the first has the most, the n-th one n-th of that."""
+"""Requests per second of all functions together. The first gets the most, and the n-th gets 1/n of that."""
 SLO_MS = 250.0
 KEEP_ALIVE_S = 15.0
 CALLERS = 8

@@ -41,7 +41,7 @@ def test_a_pipeline_comes_and_goes(run: Run, twice: str) -> None:
     assert [line.split()[:5] for line in lines if line.startswith("twice ")] == [["twice", version, "READY", "0", "1"]]
     assert [each["name"] for each in json.loads(run("ps", "--json").stdout)][-1] == "twice"
     shown = run("show", "twice").stdout
-    assert "scale of x from input:x" in shown
+    assert "scale, inputs: x from input:x" in shown
     assert "FP32 [once.batch, 2]" in shown
     assert json.loads(run("show", "twice", "--json").stdout)["stages"]["once"]["function"] == "scale"
 

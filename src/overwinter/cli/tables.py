@@ -231,7 +231,7 @@ def slo_text(slo_ms: float | None) -> str:
 
 def _wiring_text(stage: Description) -> str:
     taken = ", ".join(f"{name} from {source}" for name, source in stage.get("inputs", {}).items())
-    return f"{stage_text(stage)} of {taken or 'nothing'}"
+    return f"{stage_text(stage)}, inputs: {taken or 'none'}"
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

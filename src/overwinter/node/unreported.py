@@ -73,7 +73,7 @@ class UnreportedProcesses:
                 self._zygotes.lose(zygote, f"it has {len(unknown)} processes that it did not report")
 
     async def _read(self, work: Callable[[], T]) -> T:
-        """Run what reads files of the kernel in the thread for it."""
+        """Run `work`, which reads files of the kernel, in the reader thread."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
 

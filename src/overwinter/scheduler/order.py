@@ -6,9 +6,10 @@ A function has one want at a time, and waits in the queue of the one resource th
   could miss their SLO. Requests that can still meet it, or have a level before ORDINARY, are first, by priority and
   then by due time; then the late ones, those of the function that has waited longest first. Every LATE_EVERY-th time
   that a core is assigned, a late request gets it, so that each is answered eventually; a function with requests of both
-  kinds waits for both. One additional run may begin for a request that would otherwise be late and is not late at the
-  lower speed, so that short runs need not wait for long ones. So may one operation of each tenant that has none in
-  progress: the kernel then shares the cores among the tenants.
+  kinds is in both lists. An additional run may begin for a request that would otherwise be late and is not late at the
+  lower speed, so that short runs need not wait for long ones: one, and one more for each further tenant that holds
+  cores. So may one operation of each tenant that has none in progress: the kernel then shares the cores among the
+  tenants.
 * Worker capacity (the number, memory and concurrency of workers), and private memory for binds: the tenant with the
   smallest share is first; of its functions those without a worker, then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
@@ -160,7 +161,7 @@ def first_for_cores(cycle: Cycle) -> Function | None:
 
 
 def urgent(cycle: Cycle) -> Function | None:
-    """The function whose first request justifies one run more than there are cores, or None."""
+    """The function whose first request justifies a run beyond the number of cores, or None."""
     cores, now, state = cycle.resources.cores, cycle.now, cycle.state
     if cores.taken > cycle.cores + max(0, len(_served(cycle)) - 1):
         return None

@@ -85,7 +85,7 @@ def scale(algorithm: Algorithm, given: ScalingInput) -> Scaled:
     """Return the changes by one algorithm.
 
     If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the result is
-    marked `slo_infeasible`. Tetris's algorithm would never end then.
+    marked `slo_infeasible`. Tetris's algorithm does not end in this case.
     """
     if not given.workers and expected(given) == 0:
         return Scaled()
