@@ -14,6 +14,7 @@ from benchmarks.openloop import Target
 from benchmarks.soak.verdicts import History, Version
 from benchmarks.wire import END, binary_request
 from overwinter.api.client import Client
+from overwinter.core.errors import DeadlineError
 from overwinter.core.tensor import BYTES, pack_bytes
 from overwinter.core.tensor import Tensor as Named
 
@@ -136,6 +137,9 @@ class Member:
         version.served.begin()
         try:
             uploaded = made.upload(client)
+        except DeadlineError:
+            # The client stopped waiting: the version may become the default one or not.
+            raise
         except BaseException:
             # It never becomes the default version.
             self.history.versions.remove(version)
