@@ -118,6 +118,7 @@ def test_a_share_of_a_trace_is_drawn(tmp_path):
         (b"no,columns\n1,2\n", "TIMESTAMP"),
         (b"TIMESTAMP\nyesterday\n", "date"),
         (b"TIMESTAMP\n", "no arrival"),
+        (b"TIMESTAMP\n\xff\n", "utf-8"),
     ],
 )
 def test_files_that_are_no_trace_are_named(tmp_path, content, said):

@@ -46,7 +46,7 @@ class Caller(msgspec.Struct, frozen=True):
 
     node: NodeInterface
     tenant: TenantId | None = None
-    """The tenant; None on a node without tokens, where the header names it."""
+    """The tenant; None if the request needs no token: then its header names the tenant."""
     token: Token | None = None
     scopes: frozenset[Scope] = frozenset(SCOPES)
     """The scopes of the token; all if it has `admin`, or without a token."""
@@ -79,7 +79,7 @@ class Access:
         self._file = file
         self._audit = audit
         self.anonymous = Caller(node)
-        """The caller of requests without a token."""
+        """The caller of requests that need no token."""
         self._known: KnownTokens = NO_TOKENS
         self._version: object = None
         self._required = False

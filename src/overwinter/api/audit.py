@@ -52,8 +52,8 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: int
     """The status of the answer; 0 for a change of the tokens."""
     left_out: int = 0
-    """The number of the tenant's records that were left out before this one, because it exceeded its rate or they
-    could not be written.
+    """The number of the tenant's records that were left out before this one, because the tenant exceeded its rate or
+    they could not be written.
     """
 
 

@@ -1,5 +1,5 @@
-"""Runs long work of callers in one thread: the callers take turns, and within the work of one caller, the tenants for
-which it acts.
+"""Runs long work of callers in one thread. The callers take turns, and so do the tenants for which one caller acts,
+within its turns.
 
 Several threads would delay the event loop more.
 """

@@ -100,8 +100,8 @@ class Client:
     ) -> None:
         """`timeout_s` bounds each wait for the node; an `infer` with its own timeout waits GRACE_S longer than that
         instead. Functions are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise
-        ForbiddenError for functions of another tenant, or NotFoundError with a `token`. With it the client acts for the
-        token's tenant; with one of scope `admin`, for `tenant`. Raises CallerError when the token cannot be sent.
+        ForbiddenError for functions of another tenant, or NotFoundError with a `token`. With a token, "default" means
+        the token's tenant; another tenant needs the scope `admin`. Raises CallerError when the token cannot be sent.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
@@ -191,8 +191,8 @@ class Client:
         options: ProfileOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure the configurations of `options` on the node's machine, known ones only if `again`; a list that it
-        lacks is 1, 2, 4 and so on, up to the function's setting. Takes seconds to minutes; closing the client ends it.
+        """Measure the configurations of `options` on the node's machine, known ones only if `again`. A list that is
+        None means 1, 2, 4 and so on, to the function's setting. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())
@@ -258,7 +258,7 @@ class Client:
         return lacking
 
     def put_block(self, address: Address, data: Buffer) -> bool:
-        """Send one block; return False if the tenant has sent it before."""
+        """Send one block; return False if the node held it for the tenant before."""
         view = memoryview(data).cast("B")
         headers = {"content-length": str(len(view)), "content-type": "application/octet-stream"}
         path = f"/overwinter/v1/blocks/{address}"

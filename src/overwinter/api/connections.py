@@ -101,9 +101,13 @@ class Connections:
         }
         """The longest time for each kind of event but `body`, which has a minimum rate."""
         self._open: dict[Connection, tuple[Waits, float]] = {}
-        """For each open connection, what it waited for at the last check, and since when."""
+        """For each open connection, what it waited for at the last check, and since when. For a body, both are those
+        at the start of the current measurement of its rate.
+        """
         self._unchanged: dict[Connection, None] = {}
-        """The connections that waited for the same event at the last two checks, and received nothing in between."""
+        """The connections that waited for the same event at the last two checks. If that is a body, nothing of it has
+        arrived since the start of the current measurement of its rate.
+        """
         self._without_stalled: set[str] = set()
         """The clients that were found to have no stalled connection since the last check. It saves a search for each of
         many new connections.

@@ -63,8 +63,8 @@ class Package(msgspec.Struct):
     contents: dict[Address, Callable[[], Buffer]]
 
     def upload(self, client: Client, progress: ReportBytes | None = None) -> Uploaded:
-        """Send the blobs that the function's tenant has not uploaded yet, and register the function; raise the node's
-        error if it refuses.
+        """Send the blobs that the node does not hold for the function's tenant, and register the function; raise the
+        node's error if it refuses.
         """
         client = client.for_tenant(self.manifest.tenant)
         blobs = self.manifest.blobs()

@@ -270,7 +270,8 @@ def _decode_bounded(text: bytes) -> Manifest:
                 f"{', '.join(parts)} of the manifest are {nbytes} bytes of JSON, and at most {most} are allowed: "
                 f"give the function {advice}"
             )
-    # Not the text: a key may occur twice in it, and only the last value, which is in the outline, was checked.
+    # Decode the outline, not the text: a key may occur twice in the text, and only the last value, which is in the
+    # outline, was checked.
     return decode_manifest(msgspec.json.encode(outline))
 
 

@@ -49,7 +49,7 @@ BINARY_TYPE = (b"content-type", b"application/octet-stream")
 HEAD_ABOUT = f"message as JSON, of as many bytes as {HEAD_LENGTH} says, and then the bytes of the tensors that have a "
 BINARY_INPUT = Body(
     "application/octet-stream",
-    about=f"An InferRequest {HEAD_ABOUT}binary_data_size, in order; or, if it says 0, the bytes of the only input.",
+    about=f"An InferRequest {HEAD_ABOUT}binary_data_size, in order. If the header is 0: the bytes of the only input.",
 )
 BINARY_OUTPUT = Body("application/octet-stream", about=f"An InferResponse {HEAD_ABOUT}binary_data_size, in order.")
 JSON_COST = 8

@@ -210,8 +210,8 @@ def encode_reply(
 
 
 def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
-    """Raise CallerError or TooLargeError if any part of a request except the tensors' elements is long: only the
-    elements are read in pieces.
+    """Raise CallerError or TooLargeError if a request is long even without the tensors' elements: only the elements
+    are read in pieces.
     """
     if head.count(b"{") > OBJECTS_MAX:
         yield

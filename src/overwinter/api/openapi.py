@@ -46,8 +46,8 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
 }
 HEADERS: dict[str, dict[str, Any]] = {
     TENANT_HEADER: {
-        "description": "The tenant for which the request acts. Without tokens: any, by default `default`. "
-        "With a token: the token's tenant, by default; with the scope `admin`: any.",
+        "description": "The tenant for which the request acts. Without tokens it may be any; without the header it is "
+        "`default`. With a token, `default` or no header means the token's tenant; another needs the scope `admin`.",
         "schema": {"type": "string", "pattern": NAME_PATTERN},
     },
     "inference-header-content-length": {

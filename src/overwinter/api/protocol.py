@@ -79,7 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received = Received()
         """What is not parsed yet. Reading pauses while there is any."""
         self._is_held = False
-        """Whether its parsing waits for the end of an answer."""
+        """Whether the parsing of `_received` waits for the end of an answer."""
         self._frame_bytes = 0
         """The bytes of this message without its body."""
         self._once: set[bytes] = set()
@@ -355,7 +355,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running.disconnected = True
             self._running.waiting_for_100_continue = False  # Nothing is written any more.
             self._running.message_event.set()
-            # A pipeline may have many requests to cancel, and many clients may leave at once.
+            # A pipeline of functions has a request for each stage to cancel, and many clients may leave at once.
             self._connections.request_queue.add(self.client_key, self._tell_request)
 
     def _tell_request(self) -> None:

@@ -30,7 +30,9 @@ could be endless.
 COMPRESSED_STEP_BYTES = 8 << 10
 """The compressed bytes of one step. Empty deflate blocks take a hundred times as long as others."""
 GROWTH_BYTES = 1 << 20
-"""The increments in which memory is reserved for a body without an announced length, and for a decompressed one."""
+"""The increments in which memory is reserved for a body without an announced length, and for a decompressed one. They
+are smaller while the body is small.
+"""
 HEADROOM_BYTES = 64
 """The unused bytes before the body in its pages: `as_element` writes the length there, and the body remains aligned."""
 ELEMENT_LENGTH_BYTES = 4

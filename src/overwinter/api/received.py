@@ -22,8 +22,8 @@ class Received:
         self._taken = 0
 
     def take(self, nbytes: int | None) -> bytes:
-        """Take the rest of a body, or if None the bytes up to the next end, at most a step. They contain no second
-        request, unless an end came in two pieces.
+        """Take `nbytes`, the rest of a body; if None, the bytes up to the next end, but at most STEP_BYTES. The latter
+        contain no second request, unless an end came in two pieces.
         """
         if nbytes is None:
             most = self._taken + STEP_BYTES

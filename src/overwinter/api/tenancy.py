@@ -1,9 +1,9 @@
 """One tenant's view of a node: its own functions, under its own names.
 
-A node with tokens gives each tenant its own namespace: `resnet` of `acme` is `acme..resnet` in the node. Only this
-module converts between the two, so that two tenants may use the same name without learning of it. Functions that were
-deployed before the first token keep their names. Route handlers get this view in place of the node: functions of other
-tenants do not exist in it.
+A node with tokens gives each tenant its own namespace: `resnet` of `acme` is `acme..resnet` in the node. So two tenants
+may use the same name without learning of it. Only this module converts between a tenant's names and the node's.
+Functions that were deployed before the first token keep their names. Route handlers get this view in place of the node:
+functions of other tenants do not exist in it.
 """
 
 import re
@@ -139,7 +139,7 @@ class TenantNode:
     """The node as one tenant sees it."""
 
     def __init__(self, node: NodeInterface, tenant: TenantId, quota: Quota, *, is_admin: bool = False) -> None:
-        """`is_admin`: telemetry covers the whole node and all tenants."""
+        """`is_admin`: metrics, usage, activity and devices are those of the whole node and all tenants."""
         self._node = node
         self._tenant = tenant
         self._quota = quota

@@ -1,8 +1,8 @@
 """Determines the tenant of a request, and whether it may change the function that it names.
 
 A request with a token acts for the token's tenant, or with the scope `admin` for the tenant that its header names
-(`api/access.py`). On a node without tokens a header names the tenant without proof, which only prevents mistakes.
-There, running a function needs no tenant.
+(`api/access.py`). On a node without tokens a header names the tenant without proof, so the checks here only prevent
+mistakes. On such a node, running a function needs no tenant.
 """
 
 import re
@@ -39,8 +39,8 @@ def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
 
 
 def check_manifest(request: Request, tenant: TenantId, what: str) -> None:
-    """Raise ForbiddenError unless a manifest's tenant is the request's; with a token, `default` stands for the token's
-    tenant.
+    """Raise ForbiddenError unless a manifest's tenant is the request's; with a token, `default` stands for the
+    request's tenant.
     """
     if request.caller.tenant is None or tenant != DEFAULT:
         check_tenant(tenant_of(request), tenant, what)

@@ -36,7 +36,7 @@ class Uploads:
         self._slots = FairSlots(limits.uploads_max)
 
     async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
-        """Store the body of a request; return False if the tenant had sent it before.
+        """Store the body of a request; return False if the node held this block for the tenant before.
 
         Raises CallerError when the bytes do not match the address, and OverloadedError when too many uploads are in
         progress.

@@ -104,7 +104,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     file that torch.export.save wrote; or a directory that transformers saved, which with --task takes texts, images or
     audio and returns labels, entities, features or texts. Code in a module runs on this machine; code in a .pt2 file
     or a directory does not, unless it is opened with --trust. The model is exported here, and only blocks that
-    the tenant has not sent to the node before are sent. A .toml file defines a pipeline completely, including its name,
+    the node does not hold for the tenant are sent. A .toml file defines a pipeline completely, including its name,
     and replaces a pipeline of that name.
     """
     if source.endswith(".toml"):

@@ -11,7 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from overwinter.cli.tables import plain_table
 
 NAME_WIDTH_MIN = 20
-"""The least width of a name column, in terminal columns. A longer name continues on the next line."""
+"""The width to which a column of longer names may shrink, in terminal columns. Such a name continues on the next line.
+"""
 GAP = 3
 """The terminal columns between two columns of the table."""
 

@@ -6,9 +6,9 @@
     name=@photo.jpg          any other file, for an input of BYTES: its content is one element
     name=some words          plain text, for an input of BYTES: one element
 
-JSON has no literal for NaN and the infinities: "NaN", "Infinity" and "-Infinity" represent them where numbers are
-expected, as in the JSON of protocol buffers. They are also accepted without quotes, as Python's `json` module writes
-them.
+JSON has no literal for NaN and the infinities: "NaN", "Infinity" and "-Infinity" represent them where floating-point
+numbers are expected, as in the JSON of protocol buffers. They are also accepted without quotes, as Python's `json`
+module writes them.
 
 An input with fewer dimensions than the function expects gets leading dimensions of size 1: one row becomes a batch of
 one.

@@ -2,7 +2,7 @@
 
     `module:callable`     called without arguments; returns (module, example_inputs[, dynamic])
     `model.pt2`           written by torch.export.save
-    a directory           written by save_pretrained of transformers; with a task, it includes a handler
+    a directory           written by save_pretrained of transformers; with a task, the function gets a handler
 
 The code of a module runs here, on the author's own machine. This module imports PyTorch.
 """

@@ -13,7 +13,7 @@ class ElementType(NamedTuple):
     nbytes: int
     """Bytes of one element."""
     code: str
-    """Its character in `struct`; empty: it has no JSON form, and is sent as binary."""
+    """Its character in `struct`; empty: it has no JSON form."""
     in_programs: bool
     """Whether a weight or a value inside a program may have it."""
 

@@ -73,7 +73,7 @@ class ConflictError(CallerError):
 
 
 class TooLargeError(CallerError):
-    """The request, or its answer as JSON, is larger than the node allows."""
+    """The request or its answer is larger than the node allows."""
 
     status = 413
 

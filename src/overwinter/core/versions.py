@@ -32,7 +32,9 @@ Shares = tuple[Share, ...]
 
 
 def check_shares(shares: Shares) -> None:
-    """Raise CallerError unless each version is named once and the shares add up to 100 per cent."""
+    """Raise CallerError unless each version is named once and the shares add up to 100 per cent. An empty tuple is
+    valid.
+    """
     versions = [share.version for share in shares]
     for version in versions:
         if versions.count(version) > 1:

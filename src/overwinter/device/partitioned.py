@@ -1,8 +1,8 @@
 """Places blocks in partitions: the arena of Torpor's paper (appendix A.2).
 
-If a function has many blocks of one size, these get partitions with slots of that size, all others buddy partitions.
-The blocks of one function are placed together, in their order, so that its eviction frees whole partitions. A block
-larger than a partition takes several adjacent ones.
+If a function has several blocks of one size that together fill half a partition, these get partitions with slots of
+that size, all others buddy partitions. The blocks of one function are placed together, in their order, so that its
+eviction frees whole partitions. A block larger than a partition takes several adjacent ones.
 """
 
 from collections import Counter
@@ -84,7 +84,8 @@ class PartitionedAllocator(Allocator):
 
     def consolidate(self, largest: int = 0) -> list[Move]:
         """Move the blocks out of one partition, the one with least in it that can be vacated; or out of several
-        adjacent ones, if a block of `largest` bytes needs several. Called again, it goes on, until no move is left.
+        adjacent ones, if a block of `largest` bytes needs several and there are not as many free. Called again, it goes
+        on, until no move is left.
 
         The moves are to be carried out in order. The memory that each one writes is free when its turn comes.
         """

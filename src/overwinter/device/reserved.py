@@ -38,7 +38,9 @@ class ReservedDevice(Device):
         return self._arena.missing(blocks)
 
     def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
-        """Give each block a place, after moving others together if much is free; clear what another tenant left."""
+        """Give each block a place. If they do not fit and much is free, first move others together. Clear what another
+        tenant left.
+        """
         new = self._arena.hold(holder, blocks)
         if new is None and self._arena.free_bytes >= CONSOLIDATE_FACTOR * sum(self._arena.missing(blocks).values()):
             while new is None and (moves := self._arena.consolidate(blocks)):

@@ -73,7 +73,7 @@ def is_near(expected: torch.Tensor, actual: torch.Tensor, bound: float) -> bool:
 
 
 def equal_bits(expected: torch.Tensor, actual: torch.Tensor) -> bool:
-    """Whether two tensors of a type and shape hold the same bits."""
+    """Whether two tensors of equal type and shape hold the same bits."""
     bits = _BITS[expected.element_size()]
     return torch.equal(expected.view(bits), actual.view(bits))
 

@@ -43,8 +43,8 @@ def compile_program(
     It returns the values of `live_out(program, stop, start)`, which are the outputs of a whole program. Values that are
     numbers are Python numbers. Call it under `torch.inference_mode()`. Errors of operators are not caught; a check of
     the program that fails raises RuntimeError, and an argument out of bounds ValueError. Without `checks_values` the
-    values of tensors are not checked, so that it can run on zeros. Raises ProgramError if this PyTorch lacks an
-    operator or an argument, or if the span cannot run alone.
+    program's checks of tensor values are left out, so that it can run on zeros. Raises ProgramError if this PyTorch
+    lacks an operator or an argument, or if the span cannot run alone.
     """
     start, end = span(program, start, stop)
     check_span(program, start, end)
@@ -64,8 +64,8 @@ def compile_program(
 
 
 def compile_timed(program: Program, clock: Callable[[], float], device: torch.device | str = "cpu") -> Timed:
-    """Compile the whole program as `compile_program` does, but read `clock` after each layer. Checks of tensor values
-    are left out, because the timed inputs are zeros.
+    """Compile the whole program as `compile_program` does, but read `clock` after each layer. The program's checks of
+    tensor values are left out, because the timed inputs are zeros.
     """
     writer = _Writer(program, torch.device(device), value_checks(program))
     writer.names["clock"] = clock

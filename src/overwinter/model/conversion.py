@@ -84,8 +84,8 @@ def convert(
     """Convert an exported graph whose inputs have these labels and shapes; the graph is changed in place.
 
     The program begins with the `checks`. If one of the graph's own checks fails in a run, the error has the author's
-    message for it, if there is one. Raises ProgramError, with the operator and its line in the source, for what a
-    program cannot represent.
+    message for it, if there is one. Raises ProgramError for what a program cannot represent, where possible with the
+    operator and its line in the source.
     """
     inline_nested(exported.graph_module)
     nodes = simplify(exported.graph_module)
@@ -213,7 +213,7 @@ class _Conversion:
         self._append(call, module_path(node), self._macs(node, parts[0]))
 
     def _add_check(self, node: Node) -> None:
-        """Append a check. A failed one on a number reports the author's text, or the condition if there is none."""
+        """Append a check. A failed assertion on a number reports the author's text, or without one the condition."""
         name = operator_name(node.target)
         args = [self._argument(argument, node) for argument in node.args]
         if name == "aten._assert_scalar.default":
@@ -326,7 +326,7 @@ class _Conversion:
 
     def _kwargs(self, node: Node, result: Any) -> dict[str, Argument]:
         """Return the named arguments, except None, an unset `pin_memory` and the strided layout. For an operator that
-        takes no tensor, from which its result would get device and type, these two are added.
+        has a parameter `device` and takes no tensor, the device and the type of its result are added.
         """
         kept = {
             key: self._argument(argument, node)

@@ -69,7 +69,7 @@ class _List:
 
     def __call__(self, data: Raw) -> tuple[object, ...]:
         """Return the entries. For a list that takes several steps, raise ValueError if an entry is too long for one
-        step, or all entries have too many parts.
+        step, or if the entries together have too many parts.
         """
         if len(memoryview(data)) <= self._step_bytes:
             return tuple(self._decode_all(data))
@@ -107,7 +107,7 @@ def encode_program(program: Program) -> bytes:
 
 
 def decode_program(data: bytes) -> Program:
-    """Decode the program in `data` without validation; raise ProgramError if it is not a program of this format."""
+    """Decode the program in `data` without validation; raise ProgramError if it cannot be decoded."""
     if len(data) > MAX_PROGRAM_BYTES:
         raise ProgramError(f"a program of {len(data)} bytes is over the limit of {MAX_PROGRAM_BYTES}")
     field = "outline"

@@ -35,8 +35,8 @@ def span(program: Program, start: int, stop: int | None) -> tuple[int, int]:
 def live_in(program: Program, start: int = 0, stop: int | None = None) -> tuple[int, ...]:
     """Return the slots that calls `start` to `stop` need as inputs, in ascending order.
 
-    If they begin with the program's first call, these are all inputs; otherwise the inputs and earlier results that
-    they read (or, if they end at the program's end, that the program returns).
+    If they begin with the program's first call, these are all the program's inputs; otherwise the inputs and earlier
+    results that they read (or, if they end at the program's end, that the program returns).
     """
     start, end = span(program, start, stop)
     if start == 0:

@@ -2,7 +2,7 @@
 
 A wrapper that sets the gradient mode, or disables autocast, is replaced by its nested graph. Enabled autocast is
 refused. `torch.cond` runs one of two graphs: here both run, and `torch.where` selects. The result is bit-identical as
-long as the unselected graph neither fails nor changes a value from outside it. So the export is refused if one of them
+long as the unselected graph neither fails nor changes a value from outside it. So the export is refused if either graph
 calls an operator that may refuse values, or writes to a value from outside.
 """
 

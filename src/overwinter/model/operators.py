@@ -5,7 +5,7 @@ memory than that of their arguments or expose uninitialized memory (`from_file`,
 `empty`), and operators that draw random numbers. These are not listed. An operator that is random only for some values
 of an argument is listed with the value that this argument must have (REQUIRED).
 
-An operator on tensors is in exactly one of three lists:
+An operator that returns tensors is in exactly one of three lists:
 
 * FRESH      its results share no memory with its arguments;
 * VIEWS      its results may share memory with any of its tensor arguments;

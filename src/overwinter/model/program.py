@@ -152,7 +152,7 @@ def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[
 
 
 def _check_output_sizes(program: Program) -> None:
-    """Check that the sizes of outputs can be computed from those of inputs."""
+    """Check that each size of an output is a number, or names at least one dimension and nothing unknown."""
     for spec in program.outputs:
         for size in spec.shape:
             names = _OPERAND.findall(size) if isinstance(size, str) else []

@@ -22,8 +22,8 @@ Holder = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 def restored(module: torch.nn.Module) -> Iterator[None]:
     """Restore, at the end, the content of the module's attributes, submodules and containers.
 
-    It covers the attributes of every object that the module reaches, and dictionaries, lists, sets, deques and tuples;
-    writes to existing tensors are not undone.
+    It covers every `__dict__`, dictionary, list, set, deque and tuple that the module reaches without passing through
+    an `_OPAQUE` object; writes to existing tensors are not undone.
     """
     saved = _saved(module)
     try:

@@ -17,7 +17,7 @@ from overwinter.core.errors import ProgramError
 from overwinter.model.structure import Term
 
 _LARGE = 4096
-"""The value that each size counts for at most where bytes are not a polynomial of the sizes."""
+"""The upper limit of each size in the evaluation of bytes that are not a polynomial of the sizes."""
 
 
 class Sizes:

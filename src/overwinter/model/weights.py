@@ -24,7 +24,7 @@ def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tens
 
 
 def identity(tensor: torch.Tensor, name: str) -> object:
-    """Return a key that is equal for two names of one tensor."""
+    """Return a key that is equal for two names of one tensor, unless the tensor is empty."""
     if not tensor.numel():
         return name
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
@@ -34,8 +34,8 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
     """Return a weight without gaps between its elements, and the order of its dimensions in memory if it is not the
     shape's.
 
-    A weight with gaps becomes a copy with its dimensions in the same order; one whose elements share memory becomes a
-    copy in the order of its shape.
+    A weight with gaps becomes a copy with its dimensions in the same order; an expanded weight (with a stride of 0)
+    becomes a copy in the order of its shape.
     """
     if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(

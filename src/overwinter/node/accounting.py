@@ -4,8 +4,8 @@ Periodically, the tables of the scheduler and of the host stores are compared wi
 expected memory of workers with their actual memory. A thread reads the files while the node continues, so a difference
 counts only if it is found in two consecutive passes. The log gets one line for all new differences of a kind.
 
-Every second, the workers are measured that may have copied many of the pages which they shared with their zygote, and
-those whose zygote has dropped programs.
+About every second, some workers are measured between two comparisons: those that may have copied many of the pages
+which they shared with their zygote, and those whose zygote has dropped programs.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ COPIED_BYTES = 64 << 20
 COPIES_MEASURED_MAX = 8
 """The most workers that are then measured."""
 MAPPINGS_MAX = 16_384
-"""The most mappings of a worker in addition to its blocks. A fresh one has about a thousand. Each takes memory of the
-kernel, and makes a measurement longer.
+"""The most mappings of a worker in addition to its blocks. A fresh worker has about a thousand. Each mapping takes
+memory of the kernel, and makes a measurement longer.
 """
 
 
@@ -110,8 +110,9 @@ class Accounting:
                     await self.measure_copies()
 
     async def measure_copies(self) -> None:
-        """Measure the workers that may have copied many pages since their last measurement, the one measured longest
-        ago first: a worker that copies pages all the time must not delay the others.
+        """Measure workers that may have copied many pages, or whose zygote has dropped programs, since their last
+        measurement. The one measured longest ago is first: a worker that copies pages all the time must not delay the
+        others.
         """
         smaps = self._processes.worker_smaps()
         self._page_faults = {worker: self._page_faults_of(worker) for worker in smaps}
@@ -190,8 +191,9 @@ class Accounting:
 
     def _update(self, worker: WorkerId, memory: ProcessMemory, mappings_max: int) -> bool:
         """Update the memory that the worker still shares with its zygote, at most that at its fork. If the zygote has
-        dropped programs since the fork, other workers alone may share some of it, and each counts its part. Stop a
-        worker with too many mappings, of which only a part was measured. Return whether the measurement was used.
+        dropped programs since the fork, some of it may be shared with other workers only, and each of these workers
+        counts a part. Stop a worker with too many mappings, of which only a part was measured. Return whether the
+        measurement was used.
         """
         process = self._processes.process(worker)
         if process is None or process.dismissed:

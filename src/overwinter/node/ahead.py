@@ -47,7 +47,7 @@ class AheadProcesses:
 
     def fork(self, function: DeployedFunction, worker: WorkerId, listener: WorkerListener) -> None:
         """Fork a process from the zygote of the function's tenant as soon as possible; raise WorkerError when there is
-        no zygote or no resources. `listener` receives its events.
+        no zygote, resources are lacking or the node stops. `listener` receives its events.
         """
         tenant = function.family.tenant
         if self._forker.forks.closing or tenant not in self._forker.zygotes.tenants:

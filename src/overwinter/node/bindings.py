@@ -74,7 +74,7 @@ class Bindings:
 
     def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback, fds: Sequence[int] = ()) -> None:
         """Record that the worker was instructed to bind a function; raise ValueError if it was already. `fds`:
-        descriptors, first those of the blocks that it lacks, whose files are recorded; without any, none is.
+        descriptors; the first are those of the blocks that it lacks, and the files of these are recorded.
         """
         self.add(function, bind, fds)
         self._pending[bind.function] = report
@@ -96,7 +96,7 @@ class Bindings:
         return report
 
     def end(self, function: str) -> None:
-        """Record the instruction to unbind a function; raise ValueError unless the worker has answered the bind."""
+        """Record the instruction to unbind a function; raise ValueError if it is not bound or its bind is pending."""
         if function not in self._blocks or function in self._pending:
             raise ValueError(f"{function} is not bound")
         self.has_unbound = True

@@ -1,4 +1,4 @@
-"""The open requests and loads, and the callers that wait for them: each becomes an event, and an action answers it."""
+"""The open requests and loads of callers. Each request or load becomes an event, and an action answers it."""
 
 import asyncio
 import itertools

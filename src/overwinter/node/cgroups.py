@@ -1,9 +1,9 @@
 """Shares cores among tenants and bounds the threads of their processes by control groups, where the system allows it.
 
-All processes that the base zygote forks are in one control group, which has a lower CPU weight than other processes,
-with one group below it for each tenant. All tenants have the same CPU weight, except those that used more of the cores
-than others (`core_shares.py`). Workers that get only idle cores are in a second group next to it, with one group below
-it for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is counted for each
+All processes that the base zygote forks are in one control group, with one group below it for each tenant. Per core, it
+has a lower CPU weight than other processes. All tenants have the same CPU weight, except those whose weight is lowered
+(`core_shares.py`). Demoted processes, which get only idle cores, are in a second group next to it, with one group below
+that for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is counted for each
 tenant (`tenant_memory.py`), but not bounded: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
@@ -35,7 +35,7 @@ PID_MAX = Path("/proc/sys/kernel/pid_max")
 TASKS_USUAL = 32_768
 """The limit of processes and threads that is assumed if the system does not report one."""
 PIDS_SHARE = 0.5
-"""The share of the system's process ids that the node may use."""
+"""The share of the system's process ids that a bounded group of the node may use."""
 SHARES, SHARES_LEAST = 1024, 2
 """The usual and the least CPU share of a group in control groups version 1."""
 WEIGHT, WEIGHT_LEAST = 100, 1
@@ -46,7 +46,7 @@ weight, threads that often wait for each other can keep a core from all processe
 docs/decisions/sandbox.md.
 """
 LOWERED_DIVISOR = 16
-"""The factor by which the CPU weight of a tenant that used more than its share of the cores is lowered."""
+"""The factor by which the CPU weight of a tenant is lowered (`core_shares.py`)."""
 EMPTY_S, PAUSE_S = 1.0, 0.02
 """How long killed processes may take to leave their groups when the node ends, and the time between two checks."""
 
@@ -260,7 +260,7 @@ class Groups:
             _configure("cpu", self._demoted_parent)
 
     def ended(self, directory: Path) -> None:
-        """The process of this group has ended: the other demoted processes get only idle cores again."""
+        """The process of this group has ended. Unless another restored one is left, all get only idle cores again."""
         if directory in self._restored:
             self._restored.discard(directory)
             if not self._restored and self._demoted_parent is not None:

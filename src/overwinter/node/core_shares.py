@@ -65,7 +65,7 @@ class CoreShares:
                 self.check(clock.now())
 
     def check(self, now: Seconds) -> None:
-        """Lower the CPU weights of tenants that used about their share or more."""
+        """Lower the CPU weights of tenants that used about their share or more, or that computed outside runs."""
         processes = self._processes
         if not processes.zygotes.groups.shares_cores:
             return

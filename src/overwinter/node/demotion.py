@@ -1,11 +1,11 @@
-"""Demotes a process until its end, so that it gets only idle cores.
+"""Demotes a process, so that it gets only idle cores.
 
 The process is moved into a control group for demoted processes. Giving its threads SCHED_IDLE would not change the CPU
 weight of its tenant's group. Where there are no control groups, its threads get SCHED_IDLE, which is allowed for
 processes of the same user. A thread with SCHED_IDLE passes it on to its new threads and cannot leave it.
 
-The end of a process frees its memory, and takes processor time. So the CPU weight of a process is restored when it is
-killed.
+The end of a process frees its memory, and takes processor time. So the CPU weight of a process in a control group is
+restored when it is killed.
 """
 
 import os

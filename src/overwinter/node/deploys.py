@@ -209,7 +209,7 @@ class Deploys:
         return blobs
 
     def _removed(self, function: DeployedFunction) -> None:
-        """A version is removed; its parts on the pool are removed when its handler has no more runs."""
+        """A version is removed; its other parts are removed when its handler, if it has one, has no more runs."""
         *others, last = function.parts()
         self._parts_removed([last])
         if function.program is None:
@@ -294,8 +294,8 @@ def _check_run(manifest: Manifest) -> None:
 
 
 def _divide(function: DeployedFunction, program: Program, placed: Placement) -> None:
-    """Turn its program into separate functions: one on the pool if the function itself runs in workers, and one for
-    each slice but the first if the program is cut.
+    """Turn its program into separate functions: one on the pool if the function itself runs in workers and its program
+    may run on the pool, and one for each slice but the first if the program is cut.
     """
     function.device_warning = placed.why_not
     if function.handler_only or (function.on_either and not placed.why_not):

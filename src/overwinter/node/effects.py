@@ -145,7 +145,7 @@ class NodeEffects:
         ]
 
     def _drop(self, addresses: frozenset[Address], store: StoreName) -> None:
-        """Drop blocks from a host store. A process that has one gets the block's next file with a further function."""
+        """Drop blocks from a host store. A process that had one gets its new file with the next function using it."""
         self._hosts.store(store).begin_drop(addresses)
         self._processes.mark_dropped(addresses)
         self.executors.mark_dropped(addresses)
@@ -179,8 +179,8 @@ class NodeEffects:
     def _loaded(
         self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]
     ) -> None:
-        """Report that all blocks are in memory. A version on trial that uses the pool is then published, unless
-        a pipeline that was changed meanwhile does not accept it.
+        """Report that all blocks are in memory. A version on trial that itself runs on the pool is then published,
+        unless a pipeline that was changed meanwhile does not accept it.
         """
         try:
             if function.on_trial and function.check_publish is not None and function.on_pool:

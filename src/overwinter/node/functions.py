@@ -34,7 +34,7 @@ from overwinter.worker.messages import Bind, Load, Trial
 MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
 """The most bytes of the messages with which a worker starts. A zygote receives them in a slightly larger message."""
 BUFFERS_BYTES = 512 << 20
-"""The address space for all buffers of a worker. Larger buffers take more from that of its private memory."""
+"""The address space for all buffers of a worker. What they need beyond it is taken from that of private memory."""
 
 FAILED_PREPARATIONS_MAX = 3
 """The zygotes that may end, for any reason, while they compile a program; after that its workers compile it themselves.
@@ -82,7 +82,7 @@ class DeployedFunction:
         self.handler_only = has_handler and device == "pool"
         """Whether its workers run only its handler, and its program runs on the pool as another function."""
         self.on_either = device == "any" and not self.on_pool
-        """Whether its program runs in its workers, and on the pool as another function."""
+        """Whether its program runs in its workers, and may run on the pool as another function."""
         self.program: DeployedFunction | None = None
         """The function that runs its program on the pool; None: it has none, or no device can run it."""
         self.slice: Slice | None = None
@@ -137,8 +137,8 @@ class DeployedFunction:
         self.program = DeployedFunction(deployment, self._memory_max_bytes)
 
     def cut(self, slices: Sequence[Slice]) -> None:
-        """Run its program on the pool in these slices, the first as this function, or as its program, and each other as
-        another function.
+        """Run its program on the pool in these slices: the first as `program`, or as this function if it has none, and
+        each other as another function.
         """
         first = self.program or self
         parts = [first]

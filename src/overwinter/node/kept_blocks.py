@@ -92,7 +92,7 @@ class KeptBlocks:
 
 
 def _is_alive(process: WorkerProcess) -> bool:
-    """Whether the worker has a process that may run on."""
+    """Whether the worker has a process that may run on, and whose mappings the node can read."""
     return process.pid is not None and process.smaps is not None and not (process.over or process.dismissed)
 
 

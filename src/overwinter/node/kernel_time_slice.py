@@ -1,9 +1,9 @@
 """Asks for short kernel time slices, for this process and all that it will fork.
 
 While all cores are busy, a process that wakes up waits until the running one has used up its slice, usually 3 ms. A
-request wakes the node and a worker several times. With a short slice the running process is interrupted sooner, or as
-soon as its group has used more than its share (Linux from 6.12 on: EEVDF with separate slices for each process; older
-kernels ignore it).
+request wakes the node and a worker several times. With short slices the running process is interrupted sooner: at the
+end of its slice, or when its group has used more than its share. That needs Linux 6.12 (EEVDF with separate slices for
+each process); older kernels ignore the request.
 """
 
 import ctypes

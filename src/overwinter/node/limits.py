@@ -22,11 +22,11 @@ from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.worker.gpu_files import gpus
 
 MEMORY_SHARE = 0.5
-"""The share of the memory available at the start that workers may use."""
+"""The share of the memory that workers may use, of that available at the start and not reserved by devices."""
 DESCRIPTORS_SHARE = 0.5
 """The share of the node's descriptors that is for workers; a quarter is for connections."""
 TASKS_PER_WORKER = 2
-"""The tasks of a worker with one concurrent run. Each further one needs another thread."""
+"""The tasks of a worker with one concurrent run. Each further run needs another thread."""
 DESCRIPTORS_PER_WORKER = 8
 """The descriptors of a worker with one concurrent run: its channel, process, memory file and output, two for the run,
 and some for blocks that are sent. Each further run needs two.

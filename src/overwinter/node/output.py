@@ -19,7 +19,7 @@ from overwinter.node.log import Log
 READ_BYTES = 64 << 10
 """The bytes that are read at once: the capacity of a pipe."""
 PAUSE_S = 0.05
-"""The time between two reads of a pipe."""
+"""The shortest time between two reads of a pipe."""
 PIPES_AT_ONCE = 16
 """The most pipes that are read in this time."""
 WINDOW_S = 1.0
@@ -94,7 +94,7 @@ class Outputs:
         return True
 
     def closes(self, pipe: "Output") -> None:
-        """Forget a pipe, and report the lines that it dropped."""
+        """Forget a pipe, and report the lines that it dropped if the limits allow it."""
         own = self._readable.get(pipe.tenant, {})
         if own.pop(pipe, 0) is None and not own:
             del self._readable[pipe.tenant]

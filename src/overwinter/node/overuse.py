@@ -1,8 +1,8 @@
 """Finds workers that compute more than they should.
 
 A worker may use the cores of its runs, as long as a run, or the load before the first run, takes no more than four
-times its usual time, or one second. A longer run is not yet overuse, because the worker may only wait for a core: its
-CPU time must exceed four times the usual too. A handler may leave threads behind, and may run forever. A worker that
+times its usual time, or one second. A longer run is not yet overuse, because it may have waited for a core: its CPU
+time must exceed four times the usual too. A handler may leave threads behind, and may run forever. A worker that
 computes more is demoted permanently: it gets no more work, and its run continues on idle cores. CPU time outside runs
 is billed as run time, and a worker that continues to compute outside runs is stopped. So is a worker that was forked
 ahead and computes before a function runs in it.
@@ -38,7 +38,7 @@ SHARE = 0.1
 DEMOTE_AFTER_S = 0.1
 """The CPU seconds outside runs and beyond SHARE, or of an overlong operation, after which a worker is demoted."""
 AHEAD_S = 1.0
-"""The CPU seconds that a process forked ahead may use before a function runs in it; then it is stopped."""
+"""The CPU seconds after which a process forked ahead is stopped, while no function runs in it yet."""
 STOP_AFTER_S = 5.0
 """The CPU seconds outside runs and beyond SHARE after which a worker is stopped."""
 
@@ -160,7 +160,7 @@ class OveruseCheck:
         self._demoted[process.worker] = False
 
     def _report_demotion(self, process: WorkerProcess) -> None:
-        """Inform the scheduler at the next check: a worker that was slow to load may have begun to run by then."""
+        """Inform the scheduler at the first check after the demotion at which the worker is ready."""
         if process.ready and not self._demoted[process.worker]:
             self._demoted[process.worker] = True
             self._post(Demoted(process.worker))

@@ -273,12 +273,12 @@ class Pipelines:
     async def protect(self, name: FunctionName, default: HasSignature | None, gone: Collection[int] = ()) -> None:
         """Raise ConflictError if a change of a function's versions would break a pipeline, as `protect_at_once` does.
 
-        The event loop runs between the checks of two pipelines. The result is true when this returns.
+        The event loop runs between the checks of two pipelines. What was found holds when this returns.
         """
         for _ in self._checks(name, default, gone):
             async with self._checking:
                 await asyncio.sleep(0)
-        # Other functions may have changed meanwhile. All other signatures are remembered.
+        # Other functions may have changed meanwhile. The signatures that stayed the same are remembered.
         self.protect_at_once(name, default, gone)
 
     def protect_at_once(self, name: FunctionName, default: HasSignature | None, gone: Collection[int] = ()) -> None:

@@ -1,8 +1,9 @@
 """Runs programs on the pool for the workers that run the handlers of their functions.
 
 A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
-treats as a function of its own. This request has the tensors of the run's requests, and the latest of their deadlines.
-Its answer goes back to the worker; with the device `any`, the worker runs the program itself if the request is refused.
+treats as a function of its own. This request has the tensors that the worker sends, and the latest of the deadlines of
+the run's requests to the function. Its answer goes back to the worker. With the device `any`, the worker runs the
+program itself if the request fails with any error but DeadlineError.
 A worker is not trusted, so it may call only programs of the run's functions, one at a time for each run.
 """
 
@@ -284,8 +285,8 @@ def _call(
     waiting: Sequence[Payload],
     inputs: list[Tensor],
 ) -> Call:
-    """Return the request to the program: as urgent as the most urgent of the run's requests, and open as long as one of
-    them may be answered.
+    """Return the request to the program: as urgent as the most urgent of the waiting requests, and open as long as one
+    of them may be answered.
     """
     slo_ms, ends_at = function.manifest.settings.slo_ms, max((payload.expires_at for payload in waiting), default=inf)
     calls = [payload.call for payload in waiting if payload.call is not None]
@@ -319,7 +320,7 @@ def _nbytes(metas: Iterable[TensorMeta]) -> int:
 
 
 def _worker_runs_it(function: DeployedFunction, error: OverwinterError) -> bool:
-    """Whether the worker runs the program, because the pool does not and somebody waits for the answer."""
+    """Whether the worker runs the program after this error of the pool: not after DeadlineError or if nobody waits."""
     return function.pool_first and not (isinstance(error, DeadlineError) or str(error) == ABANDONED)
 
 

@@ -1,4 +1,4 @@
-"""Verifies a zygote's statements about a process with the kernel, because a tenant's zygote is untrusted."""
+"""Asks the kernel whether what a zygote reports about a process is true, because a tenant's zygote is untrusted."""
 
 import ctypes
 import os

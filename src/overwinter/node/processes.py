@@ -134,7 +134,8 @@ class Processes:
     ) -> None:
         """Fork a worker for a function's family as soon as a zygote can, or use `ahead`, which was forked ahead.
         It is sent what to load, and the function to bind first unless that follows later; `fds` are the descriptors of
-        both. `listener` receives the worker's events. Raises WorkerError when the system has no resources.
+        both. `listener` receives the worker's events. Raises WorkerError when the system has no resources, or the node
+        is stopping.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:

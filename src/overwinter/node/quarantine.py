@@ -18,8 +18,8 @@ REASON_MAX = 500
 
 
 class Quarantine:
-    """The functions on which the scheduler failed, so that the node ended, and how. Those on which only a policy failed
-    are not here (`scheduler/policy_failures.py`).
+    """The functions on which the scheduler failed so that the node ended, each with the error. Those on which only a
+    policy failed are not here (`scheduler/policy_failures.py`).
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,5 +53,6 @@ class Quarantine:
             draft.write_bytes(msgspec.json.encode(self._known))
             draft.replace(self._path)
         except OSError:
-            # The disk is full: after the next start the failure occurs once more, and the write is tried again.
+            # The disk may be full. A failure that was not written may occur once more after the next start, and its
+            # write is then tried again.
             return

@@ -63,7 +63,7 @@ class PipelineRun:
         self._turn = turn
         self._tensors = {f"{INPUT}:{tensor.name}": tensor for tensor in call.inputs}
         self._reserved_bytes = _bytes(call.inputs)
-        """The memory that the request has reserved, by the bytes of its tensors."""
+        """The bytes that are reserved for the request: those of its tensors, and more for copies (`_copies`)."""
         self._copied_bytes = 0
         """The inputs of the stages in progress: each stage has a copy in the buffer of its worker."""
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -89,7 +89,7 @@ class Telemetry:
                 await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
 
     def stop(self) -> None:
-        """Stop the periodic checks, because the checked processes are to be closed."""
+        """Stop the periodic work, because the checked processes are to be closed."""
         for task in self._tasks:
             task.cancel()
 

@@ -44,7 +44,7 @@ class ThreadShares:
                 await self.check()
 
     async def check(self) -> None:
-        """End workers if most threads are in use."""
+        """End zygotes with many threads, or else workers, if most threads are in use."""
         taken, most = self._groups.threads()
         if most is None or taken <= FULL * most or self._end_zygotes():
             return

@@ -2,8 +2,8 @@
 
 Nothing would stop such a process when its function is removed, and its memory would count only where tenants have a
 memory group (`tenant_memory.py`). It is in the control group of its tenant, or in that of a demoted process, where the
-kernel lists it whatever its parent is. Without control groups it is not found. When a zygote ends, the base zygote ends
-all its processes (worker/orphans.py).
+kernel lists it whatever its parent is. Without control groups it is not found. When a tenant's zygote ends, the base
+zygote kills all processes of that zygote (worker/orphans.py).
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class UnreportedProcesses:
         """Look for unknown processes; end the zygotes of tenants that had some in the last checks too."""
         listings = self._zygotes.groups.listings()
         listed = await self._read(lambda: {tenant: _listed(files) for tenant, files in listings.items()})
-        # What was listed is known here, has ended, or is yet to be reported.
+        # After the listing, so that the processes that were reported meanwhile are known.
         pids = {process.pid for process in self._forks.living()} | {zygote.pid for zygote in self._zygotes.every()}
         unreported = Counter(tenant for zygote in self._zygotes.every() for tenant in zygote.unreported_tenants())
         found = await self._read(lambda: _unknown(listed, pids))
@@ -105,7 +105,7 @@ def _threads_of(process: int) -> set[int]:
 
 
 def _living_process_of(thread: int) -> int | None:
-    """Return the process of a thread; None if it has ended or was killed: it may still have much memory to free."""
+    """Return the process of a thread; None if it has ended, or was killed and may still be freeing its memory."""
     try:
         # A process may choose any bytes as its name.
         status = Path(f"/proc/{thread}/status").read_text(errors="replace")

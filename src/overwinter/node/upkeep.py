@@ -27,7 +27,8 @@ CAPACITY_STEP = 0.02
 
 
 class UnneededBlocks:
-    """Removes blocks from the disk that no function needs and no tenant has sent, asked about or deployed for `keep_s`.
+    """Removes blocks from the disk that no function needs and no tenant has sent, asked about or deployed in the last
+    `keep_s` seconds.
 
     One collection runs at a time, in a thread of its own, because it waits for the repository's lock. A removal waits
     only for the blocks of what it removed, because there may be millions of others.

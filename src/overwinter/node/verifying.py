@@ -67,7 +67,7 @@ class Verifier:
         self._due_pause_s = 0.0
 
     async def run(self, faults: Faults) -> None:
-        """Verify blocks until cancelled; return at once if `verify_share` is 0."""
+        """Verify blocks until cancelled; return at once if `share` is 0."""
         if not self._share:
             return
         try:

@@ -106,7 +106,7 @@ class ZygoteProcess:
         return all(each.is_ahead for each in self.workers.values()) and not self.pending.keys() - {"pong"}
 
     def kill(self) -> None:
-        """Kill it and its workers."""
+        """Kill it, if it has reported its start, and its workers."""
         if self.pidfd is not None:
             kill(self.pidfd)
         for process in self.workers.values():

@@ -1,8 +1,8 @@
 """Supervises the zygotes: one base zygote, and those of some tenants.
 
 A zygote must answer each request in time. One that does not is killed with all its children, and replaced: the base
-zygote at once, a tenant's when a program is to be prepared again. A zygote that sends an unexpected message is killed
-too.
+zygote at once, or after a pause if it had failed to start; a tenant's when a program is to be prepared again. A zygote
+that sends an unexpected message is killed too.
 """
 
 import asyncio

@@ -55,8 +55,8 @@ class Bench:
         self._last = 0
 
     async def point(self, function: DeployedFunction, program: Program, configuration: Configuration) -> Measurement:
-        """Measure the memory and the median latency of a configuration. Raises StoreError if its blocks are not in
-        memory, WorkerError if it does not run.
+        """Measure the memory and the median latency of a configuration. Raises StoreError if the function's blocks are
+        not in memory, WorkerError if the configuration does not run.
         """
         while True:
             try:

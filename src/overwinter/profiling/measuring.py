@@ -1,7 +1,7 @@
 """Measures one configuration in a separate worker.
 
 The worker is forked and sandboxed like any other, and runs take the path of requests: buffers, channel, answers. Inputs
-are zeros. Of a function with a handler only the program is measured, because a handler needs real inputs.
+are zeros. If a function has a handler, only its program is measured, because a handler needs real inputs.
 """
 
 import asyncio

@@ -87,7 +87,7 @@ class Profiler:
         """
         loop = asyncio.get_running_loop()
         if function.batch_limit is None:
-            # Once, because reading a large program takes far longer than asking again.
+            # Once for each function, because reading a large program takes far longer than requesting a measurement.
             async with self._reads.turn(function.manifest.tenant):
                 program = await loop.run_in_executor(self._reader, self._program, function)
             function.batch_limit = batch_limit(program)

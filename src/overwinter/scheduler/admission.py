@@ -1,15 +1,16 @@
-"""Assigns resources to waiting functions (devices: device_admission.py). Only work ahead of requests takes resources
-elsewhere (ahead.py, replicas.py, slices.py).
+"""Assigns resources to waiting functions (devices: device_admission.py). Elsewhere operations begin only ahead of
+requests (ahead.py, device_ahead.py, replicas.py, slices.py).
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
-once, unless other functions wait for the same resource; otherwise the function joins the queue of the resource that it
-lacks. Then the queues are served in the order below, the first three each from its front, up to the first function that
-does not fit. Free resources are reserved for that function, and other functions must release resources only for it. The
-exception is worker capacity: workers are drained for several functions at once (capacity.py).
+once, unless other functions wait for the same resource (for worker capacity, only those before it in the order count);
+otherwise the function joins the queue of the resource that it lacks. Then the queues are served in the order below, the
+first three each from its front, up to the first function that does not fit. Free resources are reserved for that
+function, and other functions must release resources only for it. The exception is worker capacity: workers are drained
+for several functions at once (capacity.py).
 
 1. Worker capacity, and private memory for binds. The first in the queue also takes the next free core, because a
    function that wants a worker joins this queue only when it may have a core.
-2. Cores, including the one additional run that a short urgent request may have.
+2. Cores, including the operations that may begin beyond the number of cores (order.py).
 3. Bytes of a host store.
 4. Devices of the pool (device_admission.py).
 """
@@ -187,7 +188,9 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
 
 
 def _assign_cores(cycle: Cycle) -> None:
-    """Assign free cores to the functions in the queue, and one more to each tenant that has none."""
+    """Assign free cores to the functions in the queue. Beyond the number of cores, let urgent runs begin, and one
+    operation of each tenant that has none.
+    """
     queue, cores = cycle.state.core_queue, cycle.resources.cores
     while queue.waits:
         function, late_first = None, False
@@ -209,8 +212,8 @@ def _assign_cores(cycle: Cycle) -> None:
 def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     """Refuse requests that can no longer meet their SLO, so that others can (AsyFunc, alg. 3, lines 16-18).
 
-    If a wake takes longer than the SLO, a new worker still answers the newest requests; otherwise the function would
-    be woken repeatedly without answering any.
+    If a wake and a run take longer than the SLO, a new worker still answers the newest requests; otherwise the function
+    would be woken repeatedly without answering any.
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
@@ -248,9 +251,9 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 
 def _wait_for_capacity(cycle: Cycle, function: Function, starts: Point | None, lacks_memory: bool) -> None:
-    """Join the queue for capacity, unless the want would not fit even if the workers of all others were stopped. Then
-    the function does not join it, so that no other function waits behind it. It is asked again when a run of its own
-    workers ends.
+    """Join the queue for capacity, unless the want would not fit even if all workers but the busy ones of its family
+    were stopped. Then the function does not join it, so that no other function waits behind it. It is asked again when
+    a run of its own workers ends.
     """
     function.point_to_start, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
@@ -306,7 +309,7 @@ def _assign_capacity(cycle: Cycle) -> None:
     may_stop, cycle.capacity_changed = cycle.capacity_changed, False
     while (function := order.first_for_capacity(cycle)) is not None:
         if function.lacks_memory and best_fit(function) is None:
-            # Another function took the slot.
+            # The slot is no longer free.
             capacity.look_again(cycle, function)
             return
         if not has_capacity(cycle, function):

@@ -117,8 +117,8 @@ def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
 
 
 def _next_tenant(cycle: Cycle) -> Tenant | None:
-    """Return the tenant for which a process is forked next: of those with less than their share, the one whose last
-    start is the latest.
+    """Return the tenant for which a process is forked next: of those with less than their share and no pause now, the
+    one whose last start is the latest.
     """
     state, now, most = cycle.state, cycle.now, cycle.config.workers_ahead or 0
     able = [

@@ -6,8 +6,8 @@ while no worker is, and would answer it sooner; and the reverse. If all operatio
 also moves to a worker or an executor that has to be started. While a request waits, this is checked at each event of
 workers and devices, and when an operation that it waits for is overdue.
 
-If the function has a handler, that runs in a worker, and the same is decided for each call of its program: the worker
-runs it, or it is a request to the program on the pool. Such a request is refused if the worker is to run it.
+If the function has a handler, the handler runs in a worker, and the same is decided for each call of its program: the
+worker runs it, or it is a request to the program on the pool. Such a request is refused if the worker is to run it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,8 +101,8 @@ def _move_first(cycle: Cycle, function: Function, other: Function) -> bool:
 
 def move_to_devices(cycle: Cycle) -> None:
     """Let each device that nobody waits for take a request that waits for a worker, and let an executor start for a
-    request that has no worker or whose workers are all overdue. Functions with workers that may take a request that
-    waits for a device are marked.
+    request that waits for capacity for a first worker, or whose workers are all overdue. Functions with workers that
+    may take a request that waits for a device are marked.
     """
     pool = cycle.state.pool
     for function in [each for each in pool.waiting.first() if each.spec.settings.device == "any"]:
@@ -151,9 +151,13 @@ def _are_overdue(cycle: Cycle, operations: Sequence[Operation]) -> bool:
 
 
 def _check_again(cycle: Cycle, operations: Iterable[Operation]) -> None:
-    """Compare the estimates again when one of these operations is overdue: then it may never end."""
-    ends = (each.overdue_at if cycle.now < each.overdue_at else cycle.now + _left_s(cycle, each) for each in operations)
-    at = min(ends, default=inf)
+    """Compare the estimates again when one of these operations becomes overdue: then it may never end. If one is
+    overdue already, compare them again after its `_left_s`.
+    """
+    times = (
+        each.overdue_at if cycle.now < each.overdue_at else cycle.now + _left_s(cycle, each) for each in operations
+    )
+    at = min(times, default=inf)
     if at < inf:
         cycle.timers.arm("devices", at)
 
@@ -246,8 +250,8 @@ def _has_capacity(cycle: Cycle, point: Point) -> bool:
 
 
 def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
-    """The estimate on the device that answers first. `function` is the counterpart, which runs on the pool, with the
-    later slices of its program.
+    """The estimate on the device that answers first. `function` is the one that runs on the pool: the counterpart, or
+    the program of a handler. The later slices of its program are included.
     """
     parts, owner = list(counterpart.with_later(cycle.state, function)), owner_of(cycle, function)
     devices = list(swaps.fitting(cycle, function))
@@ -264,7 +268,7 @@ def _on_devices(cycle: Cycle, function: Function, is_first: bool) -> Estimate:
         return Estimate(device, wait_s, None, may_try=is_free and not is_tried)
     runs_s = _runs_s(cycle, parts)
     if not is_first:
-        # The backlog has the runs for which requests wait now, and not those of the later slices.
+        # The backlog has the runs for which requests wait now, and not the runs of later slices that they need then.
         wait_s += sum(_runs(each) * sum(runs_s[number:]) for number, each in enumerate(parts, 1)) / own
     wait_s += _waits_between_s(cycle, parts, runs_s, wait_s)
     return Estimate(device, wait_s, sum(runs_s), may_try=False)

@@ -37,7 +37,7 @@ from overwinter.scheduler.state import Binding, Function, Worker
 
 SMOOTHING = 0.2
 UNBOUND_MAX = 256
-"""The most functions that one check, or one shortage of memory, unbinds."""
+"""The most functions that one check of a worker, or one shortage of memory, unbinds."""
 
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
@@ -185,10 +185,10 @@ def observe(function: Function, seconds: float) -> None:
 def stop_using(
     cycle: Cycle, worker: Worker, function: Function, why: str, until: Seconds | None = None, marks: bool = True
 ) -> None:
-    """Stop using a worker for a function: unbind it after its runs, and refuse the requests of those that have not
-    ended at `until`. `marks`: as in `unbind_if_done`.
+    """Stop using a worker for a function: unbind the function after its runs, and refuse the requests of those that
+    have not ended at `until`. `marks`: as in `unbind_if_done`.
 
-    A worker without another function drains, and is stopped when it is idle.
+    A worker without another function drains, and is stopped when it is idle; with `until`, at once if it has no run.
     """
     if worker.stopping:
         return

@@ -35,7 +35,7 @@ def drain_for_queue(cycle: Cycle) -> None:
 
 
 def look_again(cycle: Cycle, function: Function) -> None:
-    """Ask a waiting function for its want again: it has changed, but may lack the same resource."""
+    """Ask a waiting function for its want again, and serve the queue again even if the function stays in it."""
     cycle.mark(function)
     cycle.capacity_changed = True
 

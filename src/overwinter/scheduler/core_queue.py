@@ -19,7 +19,7 @@ class CoreQueue(msgspec.Struct):
     tenants: dict[TenantId, dict[FunctionId, None]] = msgspec.field(default_factory=dict)
     """The functions of each tenant that waits, the longest waiting first."""
     number: int = 0
-    """The number of functions that have joined."""
+    """The number of the last function that joined `timely`."""
     assigned: int = 0
     """How often a core was assigned to `first_for_cores`. Urgent runs and tenants without a core are not counted."""
 

@@ -1,5 +1,6 @@
-"""A function with `device = "any"` is two functions: one runs in workers, its counterpart on the pool (any_device.py).
-If its program is cut, the first slice is the counterpart, and the function in workers is the counterpart of each slice.
+"""A function with `device = "any"` and without a handler is two functions: one runs in workers, its counterpart on the
+pool (any_device.py). If its program is cut, the first slice is the counterpart, and the function in workers is the
+counterpart of each slice.
 
 If one of them cannot serve its waiting requests, because it backs off, is out of service, or fits nowhere, they move to
 the other one. They are refused only if neither can serve them.

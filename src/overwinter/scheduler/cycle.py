@@ -59,13 +59,13 @@ class Cycle:
         self.changed: dict[FunctionId, bool] = {}
         """Functions whose want may have changed; True: a core is already reserved for the function."""
         self.cores_changed = False
-        """Whether a core became free, or another function waits for one."""
+        """Whether a core became free, or the queue for cores may have changed."""
         self.capacity_changed = False
-        """Whether a worker ended or may be stopped, or another function waits for capacity."""
+        """Whether a worker ended or may be stopped, or the queue for capacity may have changed."""
         self.bytes_changed = False
-        """Whether bytes of a host store are or may become free, or another function waits for them."""
+        """Whether bytes of a host store are or may become free, or the queue for them has changed."""
         self.devices_changed = False
-        """Whether a device is or may become free, or another function waits for one."""
+        """Whether a device is or may become free, or the functions that could use one have changed."""
         self.eviction_work = 0
         """The work of this step for evictions from the host stores (retention.py)."""
         self.current: FunctionId | None = None

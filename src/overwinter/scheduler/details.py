@@ -121,7 +121,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s: float
     """The remaining backoff after a failure, in seconds."""
     points: Sequence[Point]
-    """The measured configurations that its settings allow."""
+    """The measured configurations that its settings, the policy and the memory allow."""
     slowdown: float
     """The observed latency divided by that of the profile."""
     separate_part: float
@@ -129,7 +129,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     shared_time_ratio: float | None
     """The time of a shared run divided by that of separate runs; None: unknown."""
     workers: Sequence[WorkerDetail]
-    """The workers of its family, including those that have not bound it."""
+    """The workers of its family, including those that have not bound it, and of a former family that it is leaving."""
     pool: PoolDetail | None = None
     """None: nothing of it runs on the pool."""
     last_choice: str = ""

@@ -114,8 +114,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
 
 
 def _waits_for(function: Function, device: Device) -> bool:
-    """Whether a function waits for a device that is out of service: failures there were in runs of other tenants, which
-    are refused meanwhile, and none in runs of its tenant. Its own run may show that the device is sound.
+    """Whether a function waits for a device that is out of service: runs of other tenants failed there, whose requests
+    are refused meanwhile, and no run of its own tenant. Its own run may show that the device is sound.
     """
     return bool(device.blamed) and function.spec.tenant not in device.blamed.values()
 
@@ -265,7 +265,9 @@ def _want_executor(
 
 
 def _are_served(cycle: Cycle) -> bool:
-    """Whether each tenant with waiting functions has a device with the most memory, on which all its functions fit."""
+    """Whether, with isolation by tenant, each tenant with waiting functions has a device with the most memory, on which
+    all its functions fit.
+    """
     devices = cycle.state.pool.devices.values()
     most = max((each.config.memory_bytes for each in devices), default=0)
     served = {each.owner[0] for each in devices if each.owner is not None and each.config.memory_bytes == most}

@@ -82,7 +82,8 @@ def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -
 
 def _in_time_first(cycle: Cycle, function: Function, beside: Mapping[Device, int]) -> Waiting:
     """Put the requests of a function that can be in time before the late ones if its first is late: they would
-    otherwise wait behind it until they are late, too. `beside`: the neighbours of each free device that bring blocks.
+    otherwise wait behind it until they are late, too. `beside`: for each free device, the number of neighbours that
+    bring blocks.
     """
     requests, run_s = cycle.state.requests, swaps.run_s(cycle, function, 1)
     swap_wait_s = swaps.least_swap_wait_s(cycle, function, beside, run_s)
@@ -104,8 +105,8 @@ def _waiting(
 
 def waiting_long(cycle: Cycle, functions: Iterable[Function]) -> list[tuple[Function, Request]]:
     """Return the requests that have waited for a long time, one of each function, if the next run is for one of them.
-    One in LONG_EVERY runs is, so that requests do not wait until they expire. Ordered by level, then those of functions
-    without an SLO first (late requests also get the devices that nobody else uses), then by arrival.
+    One in LONG_EVERY runs is, so that requests do not wait until they expire. Ordered by level, then those without an
+    SLO first (late requests also get the devices that nobody else uses), then by arrival.
     """
     pool, requests = cycle.state.pool, cycle.state.requests
     if cycle.policy.device_order != "overwinter" or pool.bindings < pool.next_long_binding:

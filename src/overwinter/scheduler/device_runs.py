@@ -76,7 +76,9 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
 
 
 def bring(cycle: Cycle, function: Function, device: Device, choice: Choice, others: Sequence[Function]) -> None:
-    """Bring a function's blocks to a device with an idle executor, without a request. `others`: what may be evicted."""
+    """Bring a function's blocks to a device with an idle executor, without a request. `others`: what may be evicted to
+    free bytes.
+    """
     executor, now, name = device.executor, cycle.now, device.config.name
     assert executor is not None
     assert executor.is_idle
@@ -150,7 +152,7 @@ def _ends(cycle: Cycle, function: Function, swap_s: float, count: int) -> float:
 
 def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
     ends, requests, config = _ends(cycle, function, swap_s, 1), cycle.state.requests, cycle.config
-    # Without an SLO the due time is only for the order.
+    # Without an SLO no request is too late, although it has a due time.
     too_late = [id_ for id_ in function.queue if requests[id_].due < ends and has_slo(function, requests[id_])]
     queueing.remove_all(function.queue, too_late)
     for id_ in too_late:

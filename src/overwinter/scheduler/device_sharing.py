@@ -1,9 +1,9 @@
 """Decides which functions' requests share a run on a device.
 
 Functions of a family of the pool that allow batches run together as far as their weights are the same, as those of a
-worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted for
-the functions that join. So a run is shared only where what the device misses is brought in a small part of the time of
-a run.
+worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted to
+free bytes for the functions that join. So a run is shared only where what the device misses is brought in a small part
+of the time of a run.
 """
 
 from collections.abc import Mapping, Sequence

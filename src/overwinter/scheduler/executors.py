@@ -239,7 +239,7 @@ def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -
     function = part.function
     if event.lost_blocks and function.loaded:
         release(cycle, function)
-    # Missing blocks do not count as a failure, unless it happens twice in a row.
+    # Missing blocks do not count as a failure of the function, unless it happens twice in a row.
     spared = event.lost_blocks and not function.lost_blocks
     function.lost_blocks = event.lost_blocks
     _try_again(cycle, part, event.error, event.reason)

@@ -317,7 +317,9 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Stop the worker, or mark its family, if an operation ended for a function that has left the worker or family."""
+    """Stop the worker, or mark the first member of its family, if an operation ended for a function that has left the
+    worker or family.
+    """
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
     if worker.is_orphaned and worker.is_idle:
@@ -356,7 +358,7 @@ def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:
 def _loaded(cycle: Cycle, event: BlocksLoaded) -> None:
     function = cycle.state.functions.get(event.function)
     if function is None or function.loading != event.operation:
-        # The function was removed or unloaded meanwhile, so its blocks are not needed.
+        # The function was removed or unloaded meanwhile: the blocks that no function holds now are not needed.
         drop_unused(cycle, event.addresses, event.store)
         return
     end_load(function, cycle.now)

@@ -24,7 +24,9 @@ from overwinter.scheduler.state import Family, Function
 NO_SLO_S = 2.0
 """The seconds from its arrival after which a request without an SLO is due."""
 MARKED_MAX = 64
-"""The number of waiting functions of a family that try again when a worker may be available."""
+"""The most functions of each kind that `mark` marks if more than this many wait: those that are due first, those that a
+worker has bound, and those to be woken.
+"""
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
@@ -132,9 +134,9 @@ def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool =
 
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
-    """Mark the family's functions that have waiting requests or are to be woken, by due time, because a worker may be
-    available; and mark `functions`. Of many, those that are due first are marked, and as many of those that a worker
-    has bound.
+    """Mark the family's functions that have waiting requests or are to be woken, by priority and due time, because a
+    worker may be available; and mark `functions`. Of many, those that are due first are marked, as many of those that a
+    worker has bound, and as many of those to be woken.
     """
     if not family.waiting and not family.waking:
         for each in functions:

@@ -1,5 +1,5 @@
-"""A queue of functions, by tenant. A step looks only at the first functions of each tenant, so that it takes a bounded
-time.
+"""A queue of functions, by tenant. So that a step takes a bounded time, it usually looks only at the first functions of
+each tenant, and at some further ones while a device stays free.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -109,8 +109,8 @@ def _first(functions: "Mapping[FunctionId, Function]") -> "list[Function]":
 
 
 def _first_of(functions: "Iterable[Function]") -> "list[Function]":
-    """Return the first of these functions, which count as at most CHECKED and have at most BLOCKS_CHECKED, but at least
-    one.
+    """Return the first of these functions, which count as at most CHECKED and have at most BLOCKS_CHECKED blocks, but
+    at least one.
     """
     found: list[Function] = []
     count = blocks = 0

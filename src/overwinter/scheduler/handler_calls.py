@@ -1,7 +1,7 @@
 """Runs of handlers that wait for the answer of their program on the pool, and do not count as hung meanwhile.
 
-Otherwise workers would be killed while a device is busy. A call ends at the latest of the deadlines of its run's
-requests, if not before. Then the handler gets at least `stop_timeout_s` to continue.
+Otherwise workers would be killed while a device is busy. A call ends no later than the last deadline of its run's
+requests. Then the handler gets at least `stop_timeout_s` to continue.
 """
 
 from math import inf

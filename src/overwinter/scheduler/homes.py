@@ -1,8 +1,9 @@
 """Binds functions to one device each, under the policies that bind before the first run (the baselines `native` and
 `infless`).
 
-Under `native` a function stays on its device for good; under `infless` until it has been idle for its keep-alive. Its
-bytes are reserved there, so it is never evicted.
+Under `native` a function stays bound to its device until it is unloaded or removed. Under `infless` the binding also
+ends when the function has been idle for its keep-alive or releases its blocks. The bytes of bound functions are
+reserved on their device, so they are never evicted for others.
 """
 
 from collections.abc import Iterator

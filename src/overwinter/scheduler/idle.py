@@ -1,7 +1,7 @@
 """Orders idle workers and functions for eviction (policies/worker_eviction.py).
 
-An idle worker, and an idle function that is bound in a worker with others, are entries of a cache: they stay as long as
-there is memory.
+An idle worker, and an idle function that is bound in a worker with others, are entries of a cache: they stay until
+others need their memory or worker capacity, or a keep-alive ends (retention.py).
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,9 @@ from overwinter.scheduler.state import Binding, Function, Worker
 from overwinter.scheduler.tenant import Tenant
 
 UNUSED_S = 60.0
-"""A function that is unused for this long is unbound before an idle worker is stopped."""
+"""When the machine is short of memory, a function that is unused for this long is unbound before an idle worker is
+stopped.
+"""
 
 
 class UnusedBinding(NamedTuple):
@@ -38,7 +40,7 @@ def value(cycle: Cycle, worker: Worker) -> float:
 
 
 def least_valuable(tenant: Tenant) -> Worker | None:
-    """Return the least valuable of a tenant's idle workers for which no request waits; of equals the longest idle."""
+    """Return a tenant's least valuable idle worker for which no request waits; of equals the first in `spare`."""
     return min(tenant.spare.values(), key=attrgetter("value"), default=None)
 
 
@@ -49,7 +51,7 @@ def in_order(tenants: Iterable[Tenant]) -> list[Worker]:
 
 
 def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
-    """Stop an idle worker, because others need its memory."""
+    """Stop an idle worker, because others need its memory or capacity."""
     cycle.eviction_clock = max(cycle.eviction_clock, worker.value)
     why = f"others need its memory or capacity, and it was idle for {cycle.now - worker.since:.1f} s"
     cycle.explain(_any_of(worker), "evict-worker", why)
@@ -73,8 +75,8 @@ def unused_bindings(cycle: Cycle) -> list[UnusedBinding]:
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
-    """Yield the functions of a worker that are unused for UNUSED_S. Unbinding one frees the blocks that only it uses,
-    and its part of the worker's excess memory.
+    """Yield the functions of a worker that are unused for UNUSED_S and whose unbinding frees memory: its part of the
+    worker's excess memory, and the blocks that only it holds, if it is bound in no other worker and not pinned.
     """
     if not worker.is_serving or len(worker.bound) < 2:
         return

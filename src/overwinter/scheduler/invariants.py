@@ -279,7 +279,7 @@ def _check_queues(cycle: Cycle) -> None:
         assert function.queue or function.wants_wake, f"{id_} waits in a queue without a want"
         assert not function.unloaded, f"{id_} waits in a queue but is unloaded"
         # A function whose blocks were lost loads them again, and may run meanwhile in a worker that has it. If another
-        # function took its slot there, it leaves the queue at its turn.
+        # function took its slot there, the first function leaves the queue at its turn.
         runs_on = function.waits_in == "cores" and any(each.is_serving for each in function.workers.values())
         assert function.loading is None or runs_on, f"{id_} waits in a queue during its load"
         assert id_ != state.releasing, f"{id_} waits in a queue while it is drained for its bytes"
@@ -289,8 +289,8 @@ def _check_queues(cycle: Cycle) -> None:
 
 
 def _check_cores(cycle: Cycle) -> None:
-    """No core is free while a function waits for one, and runs do not exceed the cores, except one urgent run and one
-    of each tenant.
+    """While functions wait for cores, fewer cores are free than one of them needs; and runs do not exceed the cores,
+    except one urgent run and one of each tenant.
     """
     state, cores = cycle.state, cycle.resources.cores
     waiting = [state.functions[id_] for id_ in (*state.core_queue.timely, *state.core_queue.late)]
@@ -300,7 +300,7 @@ def _check_cores(cycle: Cycle) -> None:
     assert state.core_queue.tenants.keys() <= served, "a tenant without a core waits for one"
     if waiting:
         assert cycle.orders_cores, "a function waits for unlimited cores"
-        assert not cores.fits(max(map(order.needs, waiting))), "a core is free while a function waits for one"
+        assert not cores.fits(max(map(order.needs, waiting))), "all functions that wait for cores could have them"
     if cores.capacity is not None:
         held = [
             worker.point.run_cores

@@ -91,7 +91,7 @@ class LatencyModel:
         )
         """The default configuration of a worker: of the measured ones that meet the SLO (with batches, half the SLO),
         or else of all measured ones, the one with the fewest cores, then the least concurrency, then the largest batch.
-        If none was measured, that of the settings.
+        If `points` is empty, that of the settings.
         """
         self.low_rate_configuration: Configuration | None = None
         """The configuration that the scaler chooses for the only worker at a low rate; None: not chosen yet."""
@@ -138,7 +138,7 @@ class LatencyModel:
         self.run_s, self.program_s = before.run_s, before.program_s
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float, trunk: Trunk) -> None:
-        """Record the time of a run with these numbers of requests of each of one or more functions."""
+        """Record the time of a run of one or more functions, with these numbers of requests of each."""
         trunk.sharing.observe(point, counts, seconds)
         self.run_s = _smoothed(self.run_s, seconds)
         if point.latency_s > 0:

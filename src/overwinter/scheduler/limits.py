@@ -20,7 +20,9 @@ def why_never_fits(function: Function, limit: int, pinned: int) -> str | None:
 
 
 def why_never_runs(function: Function) -> str | None:
-    """Return why the smallest worker of a function needs more memory than all workers together may have, or None."""
+    """Return why no worker of a function can start: even its smallest one needs more memory than all workers together
+    may have; None: one can, or has started, or a device runs the function.
+    """
     needed = function.latency.too_large_bytes
     if needed is None or function.has_usable_worker or function.pool is not None:
         return None

@@ -2,15 +2,15 @@
 
 A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Memory is
 assigned by needs, so when the limit is exceeded, some worker takes more than its need. Idle workers are a cache and are
-stopped first: those of tenants that exceed their needs, and any that has been idle for KEPT_FOR_TENANT_S. Then only
-workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Memory beyond the
-needs is free until another function needs it. Then a worker of another tenant that takes far more than its need is
-killed at once.
+stopped first: those of tenants with a worker that exceeds its need, and any that has been idle for KEPT_FOR_TENANT_S.
+Then only workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Memory
+beyond the needs is free until a function of another tenant needs it. Then a worker that takes far more than its need
+is killed at once, if it is ending anyway or the tenants' shares allow it, and no idle worker can be stopped instead.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
-somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant whose workers together
-exceed their needs most is chosen: many small excesses count as one large one. Of that tenant, an idle worker goes
-before a busy one. If no worker takes far more, none is at fault, and any idle worker goes first.
+somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant with the largest sum
+of their excesses is chosen: many small excesses count as one large one. Of that tenant, an idle worker goes before a
+busy one. If no worker takes far more, none is at fault, and the idle workers of all tenants go first.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ SLACK = 1.5
 SLACK_BYTES = 32 << 20
 """A worker is far beyond its need when it takes more than SLACK times its need plus these bytes."""
 MEMBER_BYTES = 1 << 20
-"""What each further function bound in a worker adds to the worker's need."""
+"""What each further function bound in a worker adds to the worker's need in `is_far_beyond`."""
 
 
 def measured(cycle: Cycle, event: MemoryMeasured) -> None:

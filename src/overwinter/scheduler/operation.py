@@ -68,7 +68,9 @@ class Operation(msgspec.Struct, eq=False):
 
 
 def hangs_s(parts: tuple[Part, ...], overdue_s: float) -> float:
-    """Return how long a run may last. A shared run is stopped early enough to try each function separately."""
+    """Return how long a run may last. A shared run may last half of the shortest timeout, so that each function can
+    then be tried separately, or longer if it is not overdue by then.
+    """
     if len(parts) == 1:
         return parts[0].function.spec.settings.timeout_s
     timeouts = [part.function.spec.settings.timeout_s for part in parts]

@@ -129,7 +129,7 @@ def set_to_work(cycle: Cycle, worker: Worker) -> None:
 
 def slots_changed(cycle: Cycle, worker: Worker) -> None:
     """Have the queues for cores and capacity served again, because a worker's free slots have changed. Other functions
-    of its family may wait in them.
+    of its family may wait in these queues.
     """
     if len(worker.family.members) > 1:
         cycle.cores_changed = cycle.capacity_changed = True
@@ -217,7 +217,7 @@ def end_worker(cycle: Cycle, worker: Worker) -> None:
 
 
 def watch_deadlines(cycle: Cycle, worker: Worker) -> None:
-    """Set the timer of a worker to the deadlines of requests of removed functions that it runs."""
+    """Set the timer of a worker to the first deadline of the requests of removed functions that it runs."""
     requests = cycle.state.requests
     parts = (part for run in worker.runs.values() for part in run.parts if part.function.removed)
     requested = [id_ for part in parts for id_ in part.requests]
@@ -273,8 +273,9 @@ def watch_overdue(cycle: Cycle) -> None:
 def hold_cores(
     cycle: Cycle, function: Function, owner: OperationOwner, operation: Operation, cores: int, serves: bool = True
 ) -> None:
-    """Claim cores for an operation, unless it runs user code, which may wait for something other than a core.
-    `serves`: whether it serves a request. A trial or a load does not wait for a core, so it does not hold any either.
+    """Claim cores for an operation. If operations wait for cores, it also holds them, unless it runs user code, which
+    may wait for something other than a core. `serves`: whether it serves a request. A trial or a load does not wait for
+    a core, so it does not hold any either.
     """
     holds = cycle.orders_cores and serves and not function.spec.has_handler
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, holds))

@@ -8,10 +8,11 @@ A function has one want at a time, and waits in the queue of the one resource th
   that a core is assigned, a late request gets it, so that each is answered eventually; a function with requests of both
   kinds is in both lists. An additional run may begin for a request that would otherwise be late and is not late at the
   lower speed, so that short runs need not wait for long ones: one, and one more for each further tenant that holds
-  cores. So may one operation of each tenant that has none in progress: the kernel then shares the cores among the
-  tenants.
+  cores. So may one operation of each tenant whose operations hold no core: the kernel then shares the cores among
+  the tenants.
 * Worker capacity (the number, memory and concurrency of workers), and private memory for binds: the tenant with the
-  smallest share is first; of its functions those without a worker, then the others, the longest waiting first.
+  smallest share is first, and tenants with their maximum of workers are last; of its functions those without a worker,
+  then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
 * Devices: as the queueing policy decides (device_order.py).
 """
@@ -44,7 +45,9 @@ FREE_ONE_IN = 16
 
 
 def join(cycle: Cycle, function: Function, queue: QueueName) -> None:
-    """Join this queue, and leave any other; a function that is already in it keeps its position."""
+    """Join this queue, and leave any other; a function that is already in it keeps its position, unless its first
+    request or its usable workers have changed.
+    """
     if function.waits_in is not None and function.waits_in != queue:
         leave(cycle, function)
     function.waits_in = queue
@@ -103,7 +106,9 @@ def waits_for_cores(cycle: Cycle, function: Function) -> bool:
 
 
 def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
-    """Move requests that can be in time before those that cannot, or behind them."""
+    """If the first request cannot be in time, move those that can to the front. With `late_first`, move those that
+    cannot to the front in any case.
+    """
     if function.spec.settings.slo_ms is None or len(function.queue) < 2:
         return
     needed_s = _needed_s(cycle, function)
@@ -208,7 +213,9 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
 
 
 def _first_timely(cycle: Cycle) -> Function | None:
-    """Return the first function of `due` whose first request does not count as late; mark those before it as late."""
+    """Return the first function of `due` whose first request does not count as late. Those before it join the queue
+    again, because their first request has become late.
+    """
     queue = cycle.state.core_queue
     while queue.due:
         entry = queue.due[0]

@@ -3,8 +3,8 @@
 Policies that are called through `call_policy` change no table except the latency model, the trunk (trunks.py), and
 whether the SLO is infeasible. If one of them raises, `call_policy` returns the given default and records the function.
 The tables are consistent at that moment. At the end of the step (after a failure in work ahead of requests, of the next
-step) the function is unloaded, as its owner could do, with the error as the reason. Any other failure ends the node,
-also that of a policy that is called directly.
+step) the function is unloaded, as its owner could do, with the error as the reason; a version on trial is removed. Any
+other failure ends the node, also that of a policy that is called directly.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def shared_run_s(state: State, function: Function, point: Point, counts: Sequenc
 
 
 def remember_failure(state: State, function: FunctionId, error: Exception) -> None:
-    """A policy failed on the function: it will be unloaded."""
+    """A policy failed on the function: the function will be taken out of service."""
     state.faults.setdefault(function, f"{type(error).__name__}: {error}")
 
 

@@ -321,7 +321,7 @@ class Pool(msgspec.Struct):
     unprepared_until: dict[TenantId, Seconds] = msgspec.field(default_factory=dict)
     """Until when no function of a tenant is prepared (device_ahead.py)."""
     bindings: int = 0
-    """The number of runs that were bound to a device."""
+    """How often a device was chosen for waiting requests."""
     virtual_time: float = 0.0
     """The start tag of the last run that began (device_order.py)."""
     finish_tags: dict[TenantId, float] = msgspec.field(default_factory=dict)

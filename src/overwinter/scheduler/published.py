@@ -101,7 +101,7 @@ class Published:
         return None if function is None else family_snapshot(function)
 
     def families(self, tenant: TenantId | None = None) -> dict[tuple[TenantId, FunctionName], FunctionId]:
-        """Return the family of the last version of each function, of all tenants or of one."""
+        """Return the family of the last deployed version of each function, of all tenants or of one."""
         functions = self._state.functions.values() if tenant is None else self._of(tenant)
         return {
             (each.spec.tenant, each.spec.name): family_name(each.family)
@@ -126,7 +126,7 @@ class Published:
     # The node
 
     def snapshot(self, now: Seconds, tenant: TenantId | None = None) -> Generator[None, None, Snapshot]:
-        """Return a snapshot of everything in steps; with `tenant`, only its functions are described."""
+        """Return a snapshot of everything in steps; with `tenant`, without the functions of others."""
         return snapshot(self._state, self._cycle.resources, now, tenant)
 
     def totals(self) -> str:

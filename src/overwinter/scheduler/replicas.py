@@ -1,7 +1,7 @@
 """Brings functions to a further device before requests wait for it.
 
-Where requests come faster than the devices of a function can answer them within its SLO, and bringing its blocks on
-demand takes too long (policies/device_ahead.py), the blocks are brought to an idle device, as a run without requests.
+Where requests would too often find all devices of a function busy, and bringing its blocks on demand takes too long
+for its SLO (policies/device_ahead.py), the blocks are brought to an idle device, as a run without requests.
 There they replace only functions that are not in use and have a lower value, by the eviction policy.
 """
 

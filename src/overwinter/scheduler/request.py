@@ -18,7 +18,7 @@ class Request(msgspec.Struct):
     level: int
     """Lower levels go first."""
     due: float
-    """When the SLO is missed."""
+    """When the SLO is missed; without an SLO, a time after the arrival by which requests are ordered."""
     start: Start = "warm"
     failures: int = 0
     """The attempts that have failed: a worker or an executor died in them, or no worker could start."""
@@ -29,7 +29,7 @@ class Request(msgspec.Struct):
     itself has it.
     """
     earlier_start: Start = "warm"
-    """What the earlier slices needed."""
+    """The coldest start that an earlier slice needed."""
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that waits for the answer."""
 
@@ -40,5 +40,5 @@ class Request(msgspec.Struct):
 
     @property
     def coldest_start(self) -> Start:
-        """What it needed, with all slices together."""
+        """The coldest start that any of its slices needed."""
         return max(self.start, self.earlier_start, key=WARMEST_FIRST.index)

@@ -28,10 +28,10 @@ class Resources:
         """The cores of all runs, binds and starts in progress. It is unlimited, but decisions use it."""
         self.workers = Resource("workers", config.workers_max or WORKERS_MOST)
         self.memory = Resource("memory", config.memory_bytes)
-        """The private bytes of all workers together."""
+        """The private bytes of all workers and processes forked ahead."""
         self.runs = Resource("runs at once", config.runs_max, alone=True)
-        """The sum of the workers' concurrencies, idle workers included: each concurrent run needs descriptors of the
-        node and a thread.
+        """The sum of the concurrencies of workers and processes forked ahead, idle ones included: each concurrent run
+        needs descriptors of the node and a thread.
         """
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
         """The cores of all workers that are not stopping, idle ones included; limited under the policies that reserve

@@ -132,7 +132,7 @@ def outlasts_keep_alive(worker: Worker) -> bool:
 
 
 def _is_unused(function: Function) -> bool:
-    """Whether nothing holds the function's blocks in the host store."""
+    """Whether the function's blocks are in the host store, and nothing uses or pins them for it."""
     return (
         function.loaded
         and not function.is_used

@@ -34,7 +34,8 @@ class Sharing(msgspec.Struct, eq=False):
     _ratios: Recent = msgspec.field(default_factory=_recent)
     """For recent shared runs, their time divided by that of separate runs."""
     _alone: dict[tuple[int, int], dict[int, Recent]] = msgspec.field(default_factory=dict)
-    """For recent separate runs, seconds per request: by cores and concurrency, and by the power of two of the requests.
+    """For recent separate runs, seconds per request: by cores and concurrency, and by the bit length of the number of
+    requests.
     """
     _runs: int = 0
     """The runs of the better kind since the last of the other kind."""

@@ -22,7 +22,7 @@ from overwinter.scheduler.state import Family, Function, Worker
 RATE_TIME_MIN_S = 0.25
 """The shortest time over which a rate is measured."""
 LOW_RATE = 1e-3
-"""The requests per second for which the only worker of a family is configured."""
+"""The requests per second for which the only worker of a family at a low rate is configured."""
 
 
 def count_arrival(cycle: Cycle, function: Function) -> None:
@@ -113,7 +113,9 @@ def points_to_start(cycle: Cycle, function: Function) -> list[Point]:
 
 
 def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Configuration]:
-    """Return the scaler's answer for the expected rate, or for the current one if that is higher."""
+    """Return the scaler's answer for the expected rate, or for the current one if that is higher; if the function has a
+    usable worker, with the rate of the backlog added.
+    """
     latency = function.latency
     fallback = (latency.default_point.configuration,)
     if not latency.points or function.on_trial or not function.queue:

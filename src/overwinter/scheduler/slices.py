@@ -30,11 +30,12 @@ NEVER = (True, inf)
 
 
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
-    """Return the devices of `serving` on which the function may run: all of them, unless it is a slice. Because each
-    request needs all slices, a later one runs where nothing is evicted for it. It waits for the end of its transfer, or
-    for an executor on such a device that can be started or is starting, unless the start is overdue. If there is no
-    such device, a slice runs where it takes the place of other functions, or of the slice that is needed last. A slice
-    also waits for a device that has it, if that is free sooner than the slice is brought to another.
+    """Return the devices of `serving` on which the function may run: all of them, unless it is a slice and functions
+    are not bound to devices (homes.py). Because each request needs all slices, a later one runs where nothing is
+    evicted for it. It waits for the end of its transfer, or for an executor on such a device that can be started or is
+    starting, unless the start is overdue. If there is no such device, a slice runs where it takes the place of other
+    functions, or of the slice that is needed last. A slice also waits for a device that has it, if that is free sooner
+    than the slice is brought to another.
     """
     is_later = slice_number(function.spec.id) is not None
     if homes.are_used(cycle) or not (is_later or function.spec.following):

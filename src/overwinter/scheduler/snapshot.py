@@ -62,7 +62,7 @@ class FunctionSnapshot(msgspec.Struct, frozen=True, gc=False):
     workers: tuple[WorkerId, ...]
     queued: int
     fault: str
-    """Why it cannot be served, though it was not unloaded: it is out of service, or no device can run it."""
+    """Why it cannot be served, though its owner did not unload it: it is out of service, or no device can run it."""
     devices: tuple[DeviceId, ...] = ()
     """The devices on which it or a part of it is resident."""
     parts: tuple[FunctionId, ...] = ()
@@ -131,7 +131,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 def snapshot(
     state: State, resources: Resources, now: Seconds, tenant: TenantId | None = None
 ) -> Generator[None, None, Snapshot]:
-    """Take a snapshot in steps, on the event loop. With `tenant`, only its functions are described."""
+    """Take a snapshot in steps, on the event loop; with `tenant`, without the functions of others."""
     functions: list[FunctionSnapshot] = []
     own = [each for each in state.functions.values() if tenant in (None, each.spec.tenant)]
     for number, function in enumerate(own, 1):

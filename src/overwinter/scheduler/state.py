@@ -196,7 +196,7 @@ class Function(msgspec.Struct, eq=False):
     """The first function of the trunk to which it belongs. Functions of the same trunk may share runs."""
     backoff_until: Seconds = Seconds(0.0)
     lost_blocks: bool = False
-    """Whether its blocks were missing, until a start, bind or run on a device succeeds, or a process ends otherwise."""
+    """Whether blocks were missing, until a start, bind or device run succeeds, or a process ends for another reason."""
     use_interval_s: float = 0.0
     """The smoothed time between two uses."""
     gaps: list[float] = msgspec.field(default_factory=list)
@@ -218,7 +218,7 @@ class Function(msgspec.Struct, eq=False):
     pool: PoolRecord | None = None
     """What is known of it on devices; None: it runs in workers."""
     estimates: Estimates | None = None
-    """With `device = "any"`: those by which its last request went to a worker or to a device."""
+    """With `device = "any"`: those of the last comparison of workers and devices for a request."""
 
     @property
     def latency(self) -> LatencyModel:
@@ -365,7 +365,7 @@ class State(msgspec.Struct):
     core_queue: CoreQueue = msgspec.field(default_factory=CoreQueue)
     """The functions that wait for a core."""
     waiting_for_capacity: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)
-    """The tenants with a function that waits for capacity for a worker."""
+    """The tenants with a function that waits for worker capacity."""
     waiting_for_bytes: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The functions that wait for a host store, the longest waiting first."""
     pool: Pool = msgspec.field(default_factory=Pool)
@@ -385,7 +385,7 @@ class State(msgspec.Struct):
         return tenant
 
     def held_blocks(self, function: Function) -> HeldBlocks:
-        """The blocks that the host store with a function's blocks holds."""
+        """The blocks that the host store of a function holds or is loading."""
         held = self.stores.get(function.spec.store)
         return self.stores.setdefault(function.spec.store, HeldBlocks()) if held is None else held
 

@@ -1,12 +1,13 @@
 """Chooses the victims that free a scarce resource for the first in its queue.
 
-For capacity for a worker: the least valuable idle worker (idle.py); otherwise a worker whose time slice is over, which
-gets no more work. Tenants share by max-min fairness: a share is the largest of a tenant's parts of the workers, of
-their private memory and of their concurrent runs. A tenant takes a worker from another if it then has no more than the
-other. A tenant without a worker takes one from the tenant with the most. The runs of another tenant's worker must end
-within the drain timeout, and so must its start. A worker's time slice lasts as long as ten wakes, so that replacing
-workers costs a small share of the time; for another tenant it ends at the latest `drain_timeout_s` after the worker was
-ready. A worker that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares.
+For capacity for a worker: the least valuable idle worker (idle.py) of a tenant, the tenants with the largest shares
+first; otherwise a worker whose time slice is over, which gets no more work. Tenants share by max-min fairness: a share
+is the largest of a tenant's parts of the workers, of their private memory and of their concurrent runs. A tenant takes
+a worker from another if it then has no more than the other. A tenant without a worker takes one from the tenant with
+the most. The runs of another tenant's worker must end within the drain timeout, and so must its start. A worker's time
+slice lasts as long as ten wakes, so that replacing workers costs a small share of the time; for another tenant it ends
+at the latest `drain_timeout_s` after the worker was ready. A worker that has been idle for KEPT_FOR_TENANT_S may be
+stopped for any tenant, regardless of shares.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker or run on a device after its blocks were loaded. If
@@ -165,7 +166,7 @@ def _most_workers(cycle: Cycle) -> int:
 
 
 def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tenant) -> tuple[Worker | None, float]:
-    """Return another tenant's longest idle worker, and when it may be stopped regardless of shares."""
+    """Return the first in `spare` of another tenant, and when it may be stopped regardless of shares."""
     longest = next(iter(tenant.spare.values()), None)
     if longest is None or _is_at_maximum(cycle, function, wanted):
         return None, inf

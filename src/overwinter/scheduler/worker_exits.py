@@ -1,8 +1,8 @@
 """Handles the death of a worker: for its requests, and for its functions.
 
 Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. The functions whose runs or
-binds were in progress back off for a while, because one of them may be at fault; if the worker was idle, all functions
-in it do. A function whose workers die or hang twice within some runs gets a separate family from then on.
+binds were in progress back off for a while, because one of them may be at fault; if none was in progress, all functions
+in the worker do. A function whose workers die or hang twice within some runs gets a separate family from then on.
 """
 
 from overwinter.core.events import WorkerExited

@@ -45,8 +45,8 @@ def simulated_functions(
 
 
 def _begins(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int] | None:
-    """Return the blocks at which the slices of its program begin; empty if a device holds all of it. None: it runs in
-    workers only.
+    """Return the blocks at which the slices of a function's program begin; empty if a device holds all of it. None: the
+    function runs in workers only.
     """
     if model.settings.device == "cpu" or not devices:
         return None

@@ -55,7 +55,7 @@ class Executors:
         self._handle = handle
         self._executors: dict[WorkerId, Executor] = {}
         self.busy_s = dict.fromkeys(self._devices, 0.0)
-        """The time of all runs that have ended on each device."""
+        """The time of all runs that were completed on each device."""
         self.moved_bytes = 0
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -67,7 +67,9 @@ class Executors:
         return list(self._executors)
 
     def start(self, action: StartExecutor, seconds: float, crash: float | None, life_s: float | None) -> None:
-        """Fork the executor of a device, which dies after the share `crash` of its start, or after `life_s`."""
+        """Fork the executor of a device. If `crash` is given, the executor dies after this share of its start; if
+        `life_s` is given, after this time.
+        """
         device = self._devices[action.device]
         if any(each.device is device for each in self._executors.values()):
             raise RuntimeError(f"device {action.device} has an executor already")
@@ -86,7 +88,7 @@ class Executors:
             self._handle(WorkerReady(id_))
 
     def exit(self, id_: WorkerId, reason: str, seconds: float = 0.0) -> None:
-        """End an executor with its run; its device is empty. A process ends only once."""
+        """End an executor with its run, and empty its device. A process ends only once."""
         executor = self._executors.pop(id_, None)
         if executor is None:
             return

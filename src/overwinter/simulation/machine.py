@@ -137,7 +137,7 @@ class HostBlocks:
         self._budget = budget_bytes
         self._sizes: dict[StoreName, dict[Address, int]] = {}
         self._coming: dict[StoreName, dict[Address, float]] = {}
-        """When the blocks that were being loaded at the last check will be present."""
+        """When each block that is being loaded will be present. Blocks loaded since the last check are included."""
         self._whole: dict[FunctionId, int] = {}
         """The functions whose blocks were all present, with the number of drops at that time."""
         self._drops = 0

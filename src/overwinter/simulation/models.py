@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of all parts of a scenario."""
+    """The base of most parts of a scenario."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
         """Raise ValueError unless these numbers are finite and above 0, or at least `least`."""

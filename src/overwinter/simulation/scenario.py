@@ -165,7 +165,9 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
             )
 
     def scheduler_config(self) -> SchedulerConfig:
-        """The scheduler's configuration with the machine's resources."""
+        """The scheduler's configuration with the scenario's devices. Cores and host bytes that it does not set are the
+        machine's.
+        """
         host_bytes = None if self.node.host_mib is None else int(self.node.host_mib * MIB)
         return msgspec.structs.replace(
             self.scheduler,

@@ -45,11 +45,11 @@ def minute_counts(path: Path) -> tuple[Sequence[int], ...]:
 @lru_cache(maxsize=8)
 def timestamps(path: Path) -> "array[float]":
     """Arrivals of a CSV with a column TIMESTAMP, or of JSON lines with `timestamp` in milliseconds."""
-    lines = path.read_text().splitlines()
-    if not lines:
-        raise CallerError(f"{path} is empty")
-    read = _json_times if lines[0].startswith("{") else _csv_times
     try:
+        lines = path.read_text().splitlines()
+        if not lines:
+            raise CallerError(f"{path} is empty")
+        read = _json_times if lines[0].startswith("{") else _csv_times
         times = read(lines)
     except (ValueError, KeyError, TypeError) as error:
         raise CallerError(f"{path} is not a trace of timestamps: {error}") from error

@@ -71,7 +71,7 @@ class Row(NamedTuple):
     manifest: bytes
     created: float
     tenant: TenantId
-    """The owner; empty for an entry of an older schema that could not be read."""
+    """The owner; empty for an entry of an older schema whose owner could not be found."""
 
 
 class Catalog:

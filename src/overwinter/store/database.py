@@ -30,8 +30,8 @@ UNLOGGED = (
 class Database:
     """An SQLite file with a write-ahead log. Any thread and other processes may use it concurrently.
 
-    If the disk has no space for the log, the file is changed in place until there is space, so that functions can be
-    read and removed. A crash during such a change may damage it.
+    If the disk has no space for the log when the file is opened, the file is changed in place until there is space, so
+    that functions can be read and removed. A crash during such a change may damage it.
     """
 
     def __init__(self, path: Path, busy_timeout_s: float) -> None:

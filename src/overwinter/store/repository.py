@@ -3,7 +3,7 @@
     root/                       accessible to this user only
       blocks/<aa>/<address>     the blobs: sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
-      damaged/                  blocks whose bytes no longer match their address, kept for a while for inspection
+      damaged/                  blocks whose bytes no longer match their address, kept for inspection until a collection
       catalog.sqlite            functions (name, version, manifest), pipelines, profiles, holdings, shares of traffic
       reserve                   space that a start and a removal need on a full disk
       lock                      locked as shared while blocks must stay, exclusively while blocks are removed
@@ -171,8 +171,8 @@ class Repository:
     def register(self, manifest: Manifest, now: float, proven: bool = True) -> Deployment:
         """Register the next version of the function; `now` in seconds since 1970. A version that is not `proven` is
         removed at the next start of a node unless `prove` was called. Raises CallerError when the manifest is invalid
-        or gives a wrong size of a blob; ConflictError, naming some, when the tenant has to send blobs; ForbiddenError
-        when the name belongs to another tenant.
+        or gives a wrong size of a blob; ConflictError when a pipeline has the name, or the tenant has to send blobs, of
+        which the message names some; ForbiddenError when the name belongs to another tenant.
         """
         encoded = encode_manifest(manifest)
         checked = decode_manifest(encoded)
@@ -294,15 +294,17 @@ class Repository:
     # Profiles
 
     def put_profile(self, machine: str, subject: str, profile: Profile, now: float) -> None:
-        """Store a profile of a machine. It is kept when its function is removed, which may be deployed again. Raises
-        NoSpaceError if the disk is too full.
+        """Store the profile of a subject (a tenant's program, with its handler if there is one) on a machine. It is
+        kept when its function is removed, which may be deployed again. Raises NoSpaceError if the disk is too full.
         """
         encoded = msgspec.msgpack.encode(profile)
         self._bounds.check_free(self.root, len(encoded))
         self._catalog.put_profile(machine, subject, encoded, now)
 
     def profile(self, machine: str, subject: str) -> Profile | None:
-        """Return the profile of a machine; None also for the format of another version, and for impossible numbers."""
+        """Return the profile of a subject on a machine; None also for the format of another version, and for impossible
+        numbers.
+        """
         found = self._catalog.profile(machine, subject)
         return None if found is None else decode_profile(found)
 

@@ -22,8 +22,8 @@ from overwinter.worker.values import Value
 READING_TOLERANCE = 1e-5
 """The largest difference between the inputs that a handler and `transformers` make from a request."""
 PADDING_TOLERANCE = 1e-3
-"""The largest difference that padding may cause in an output, absolute or relative to the value; larger for 16-bit
-types.
+"""The largest difference that padding may cause in an output: this number plus this share of the value; larger for
+16-bit types.
 """
 
 

@@ -26,7 +26,7 @@ class ProcessMemory(NamedTuple):
     shared: int
     """The part of it in shared mappings: weights and buffers."""
     inherited: int
-    """The pages of no file that it has in common with other processes, since a fork."""
+    """The anonymous pages that it has in common with other processes, since a fork."""
     others: int
     """The part of these that the other processes count as theirs, in equal parts."""
     mappings: int

@@ -61,7 +61,7 @@ class Hooks(Generic[T]):
         """A decision was made for this reason."""
 
     def _profiled(self, event: Profiled, now: Seconds) -> None:
-        """A function was measured."""
+        """A profile of a function is known or has changed."""
 
     def _other_event(self, event: Event, now: Seconds) -> None:
         """An event occurred that the tracker does not handle."""

@@ -147,7 +147,7 @@ class LiveWorker(Generic[T]):
         return int(self.nbytes / len(self.bound))
 
     def serve(self, tallies: Container[T], now: Seconds) -> None:
-        """A run for these functions begins: if one of them is the function that it was started to try, that
+        """A run for these functions begins: if one of them is the function that the worker was started to try, that
         function is charged from now on.
         """
         if self.trial_tally is not None and self.tally in tallies:

@@ -58,7 +58,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionName
     """Empty: the sum of removed functions, except the 1000 with the most recent usage."""
     since: str
-    """The first day with usage, in UTC: of bytes on disk, too."""
+    """The first day with usage, in UTC. Bytes on disk are usage, too."""
     requests: int
     """The answered requests."""
     core_ms: float

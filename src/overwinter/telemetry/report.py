@@ -98,7 +98,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     crashes: int
     """The executors that died without being stopped, or were killed during a start or a run."""
     unplaced: int
-    """The runs that were sent again, because the free memory of the device was not contiguous."""
+    """The attempts of a run whose blocks did not fit, because the free memory of the device was not contiguous."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,4 +22,4 @@ class Sources(NamedTuple):
     verification: VerificationCounts
     """The results of verifying blocks."""
     faults: Counter[str]
-    """The failures of periodic tasks."""
+    """The failures of periodic tasks, and of steps in the telemetry."""

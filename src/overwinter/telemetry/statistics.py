@@ -158,8 +158,8 @@ class Statistics(Tracker[FunctionStatistics]):
         return running
 
     def _own(self, run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:
-        """Return the parts of a run on a device without programs that handlers called, which count as runs of workers,
-        and without later slices of programs.
+        """Return the parts of a run on a device, except the programs that handlers called, which count as runs of
+        workers, and except later slices of programs.
         """
         return [part for part in run.parts if not is_part(part.spec.id) or self._is_counterpart(part.spec)]
 

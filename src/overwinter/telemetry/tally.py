@@ -87,8 +87,9 @@ class Tally:
         self.core_s = 0.0
         """The core seconds of runs and binds; functions that share a run are charged by their number of requests."""
         self.busy_s = self.worker_s = 0.0
-        """The seconds in which its workers had something to run, divided among the functions of a run by requests; and
-        in which they were alive, which, like the next three, are divided equally among the functions of a worker.
+        """`busy_s`: the seconds in which its workers had something to run, divided among the functions of a run by
+        requests. `worker_s`: the seconds in which they were alive. These seconds and the next three figures are divided
+        equally among the functions of a worker.
         """
         self.worker_core_s = 0.0
         """The cores of its workers times the seconds in which they were alive."""

@@ -120,7 +120,7 @@ class Tracker(Hooks[T]):
         return len(self._requests)
 
     def observe(self, now: Seconds, event: Event, actions: Sequence[Action]) -> None:
-        """Read one step. A live node calls this for every step, and most steps change no count."""
+        """Read one step. A live node calls this for every step."""
         handle = self._event_handlers.get(type(event))
         if handle is None:
             self._other_event(event, now)

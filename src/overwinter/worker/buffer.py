@@ -23,7 +23,7 @@ KEPT_BYTES = 1 << 20
 RELEASED_BYTES = 4 << 20
 """The memory that one call releases; for more the kernel would take as long as a request."""
 LARGE_BYTES = 1 << 20
-"""Larger tensors are copied by system calls, which let other threads run and do not clear pages first."""
+"""Larger tensors are copied by system calls, which let other threads run and do not clear the buffer's pages first."""
 
 
 def offsets(metas: Iterable[TensorMeta]) -> Iterator[int]:
@@ -105,8 +105,8 @@ class SharedBuffer:
         return taken.toreadonly()
 
     def release(self) -> Iterator[None]:
-        """Release the memory beyond KEPT_BYTES in both processes, piece by piece: its bytes are zero afterwards. The
-        size does not change.
+        """Release the mapped memory beyond KEPT_BYTES in both processes, piece by piece: its bytes are zero
+        afterwards. The size does not change.
         """
         for at in range(KEPT_BYTES, self.nbytes, RELEASED_BYTES):
             self.map.madvise(mmap.MADV_REMOVE, at, min(RELEASED_BYTES, self.nbytes - at))

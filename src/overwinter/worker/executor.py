@@ -100,7 +100,7 @@ class _SwappedFunction:
         self.peer_bytes = 0
         """Those of them that a peer provided."""
         self.unplaced = False
-        """Whether blocks have not fit on the device since `begin`."""
+        """Whether blocks did not fit on the device at some time since `begin`."""
 
     def begin(self) -> None:
         """Count from now on."""
@@ -129,9 +129,9 @@ class _SwappedFunction:
         return self._own.kind == "virtual" and self.admits(shapes)
 
     def warm_up(self, zeros: Sequence[torch.Tensor], interrupted: Callable[[], bool]) -> None:
-        """Compile both forms of the device's program, and run it once on zeros over the weights in the host store, so
-        that its operators prepare what they need. Does nothing on a device that is not virtual, or that has too little
-        memory for the run. Raises _InterruptedError, and the errors of operators.
+        """Run the device's program (`run_waiting`) once on zeros over the weights in the host store, so that its
+        operators prepare what they need, and compile its other form (`run`). Does nothing on a device that is not
+        virtual, or that has too little memory for the run. Raises _InterruptedError, and the errors of operators.
         """
         program, own = self._program.on_device, self._own
         if own.kind != "virtual" or not self.admits([list(each.shape) for each in zeros]):
@@ -152,7 +152,7 @@ class _SwappedFunction:
         self._swap(self._without_calls, ())
 
     def placed(self) -> dict[WeightPosition, torch.Tensor]:
-        """Return the weights on the device, where all are, by their positions."""
+        """Return the weights, which are all on the device, by their positions."""
         return dict(zip(self._function.positions, self._function.bind(self._own.device), strict=True))
 
     def weights(self, known: Mapping[WeightPosition, torch.Tensor]) -> list[torch.Tensor]:

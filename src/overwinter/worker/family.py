@@ -41,8 +41,8 @@ class Family:
         prepared: Mapping[Address, Prepared],
         pool_calls: PoolCalls | None = None,
     ) -> None:
-        """Compile the program unless it is prepared, or runs only on the pool, by `pool_calls`. Closes the descriptors.
-        Raises ProgramError, HandlerError or StoreError.
+        """Compile the program unless it is prepared, or runs only on the pool. `pool_calls` runs it there. Closes the
+        descriptors. Raises ProgramError, HandlerError or StoreError.
         """
         try:
             self._load = load

@@ -161,7 +161,7 @@ def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | N
 def _sendable(name: str, value: object) -> Value:
     if isinstance(value, torch.Tensor):
         return plain(name, value)
-    # Copy to plain lists and bytes: an object of a class of the author may give other contents at each access.
+    # Accept only plain lists and bytes: an object of a class of the author may give other contents at each access.
     if type(value) is list and all(type(item) is bytes for item in value):
         return list(value)
     if type(value) is list and all(type(row) is list for row in value):

@@ -68,7 +68,7 @@ class KillZygote(_Message, frozen=True):
     number: int
 
 
-# node -> workers, and in `Prepare` node -> a tenant's zygote
+# node -> workers; in `Prepare` node -> a tenant's zygote, and in `HandOver` node -> an executor
 
 
 class Load(_Message, frozen=True):
@@ -89,7 +89,7 @@ class Load(_Message, frozen=True):
     outputs: tuple[TensorSpec, ...] = ()
     """The outputs of the function, which any handler must return."""
     on_trial: bool = False
-    """Whether the first function that it binds is on trial."""
+    """Whether the first function that the worker binds is on trial."""
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
     pool_first: bool = False
@@ -281,7 +281,7 @@ class HandOver(_Message, frozen=True):
 
 
 class Evict(_Message, frozen=True):
-    """Forget the blocks of these functions on the device. Their blocks in the host store stay mapped."""
+    """Evict these functions from the device. Their blocks in the host store stay mapped."""
 
     functions: tuple[str, ...]
 
@@ -293,7 +293,7 @@ class Unmap(_Message, frozen=True):
 
 
 class WarmUp(_Message, frozen=True):
-    """Compile a function, and run it once on zeros with its weights in the host store, until the next message."""
+    """Run a function once on zeros over its weights in the host store, and compile the rest; any message interrupts."""
 
     function: str
 

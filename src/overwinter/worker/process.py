@@ -1,7 +1,7 @@
 """The main loop of a worker: loads one family, then binds and runs its functions until it is stopped.
 
 A worker has one thread for each concurrent run. Of those that wait, one leads: it receives messages for all. A thread
-waits for a run, or within a run for the answer of the pool. No other thread takes this for it, so a run never changes
+waits for a run, or within a run for the answer of the pool. No other thread takes that answer, so a run never changes
 threads, and a worker with a concurrency of one is the same loop in one thread. A bind is handled like a run,
 concurrently with others.
 """
@@ -133,12 +133,12 @@ class Worker:
                     self._receive()
                 else:
                     self._waiting.wait()
-            # Another thread leads from now on.
+            # Another thread may lead from now on.
             self._waiting.notify()
             return found
 
     def _receive(self) -> None:
-        """Receive and handle a message; other threads may take what came before meanwhile."""
+        """Receive and handle a message; meanwhile other threads may take what came before."""
         self._leads = True
         self._waiting.release()
         try:

@@ -68,7 +68,7 @@ class Programs(Mapping[Address, Prepared]):
 
 @contextmanager
 def _tensors_outside_heap() -> Iterator[None]:
-    """Allocate tensors outside the heap.
+    """Allocate large tensors outside the heap.
 
     In the heap, freed tensors would leave small gaps. A fork that uses them takes a page fault for each small page;
     without gaps it allocates at the end of the heap, where it gets huge pages if the kernel gives them unasked (a

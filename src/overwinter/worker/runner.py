@@ -42,7 +42,7 @@ class Prepared:
     """A compiled program without weights."""
 
     def __init__(self, content: bytes, run: Compiled | None = None) -> None:
-        """`run` takes the place of the compiled program, which is then not compiled."""
+        """`run` takes the place of the compiled program; then nothing is compiled."""
         self.program: Program = decode_program(content)
         self.run: Compiled = run or compile_program(self.program)
         self.declared = DeclaredOutputs(self.program)

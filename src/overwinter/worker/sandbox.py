@@ -246,7 +246,8 @@ def _landlock_abi() -> int:
 
 def _ruleset(paths: list[str], written: Collection[str] = ()) -> int:
     """Create a Landlock ruleset: no files except `paths` and what is below them; writing only to `/dev/null` and to
-    those in `written`; no TCP; no signals or abstract sockets to processes outside.
+    those in `written`; and, if the system's version of Landlock can forbid them, no TCP, and no signals or abstract
+    sockets to processes outside.
 
     Returns a descriptor, or a negative number if the system has no Landlock.
     """

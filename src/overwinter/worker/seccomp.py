@@ -141,7 +141,7 @@ def _tree(segments: list[tuple[int, list[_Instruction]]]) -> list[_Instruction]:
 
 
 def _checks(kind: SandboxKind) -> dict[str, list[_Instruction]]:
-    """Return the rules of calls that are allowed with some arguments only."""
+    """Return the rules of calls that are allowed with some arguments only, or answered without being made."""
     checks = {
         "mmap": _MMAP,
         "open": _opening(1),
@@ -238,8 +238,8 @@ _SOCKET = [
 _ANY_SHARING = [_low(3), (_ANY_BIT, 0, 1, _GROWS_DOWN | _HUGE), _REFUSE, _ALLOW]
 _MMAP = [
     _low(3),
-    # Resource limits do not count a mapping that grows down, or shared memory without a file. The kernel does not count
-    # reserved huge pages as memory of a process.
+    # The limit of private memory (RLIMIT_DATA) does not count a mapping that grows down, or shared memory without a
+    # file. The kernel does not count reserved huge pages as memory of a process.
     (_ANY_BIT, 2, 0, _GROWS_DOWN | _HUGE),
     (_ANY_BIT, 0, 2, _ANONYMOUS),
     (_ANY_BIT, 0, 1, _SHARED),

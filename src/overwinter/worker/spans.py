@@ -2,7 +2,7 @@
 
 A call is separate if it reads a differing weight, or a value without rows that was computed from one. Separate
 calls belong to the same separate span if no other call between them reads a weight; calls between them without weights
-are part of that span. The calls between separate spans form shared spans. See docs/decisions/trunks.md.
+are part of that span. The other calls form shared spans. See docs/decisions/trunks.md.
 """
 
 from collections.abc import Iterator, Sequence

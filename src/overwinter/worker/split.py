@@ -1,7 +1,7 @@
 """Runs requests of several functions of a family as one batch, as far as their weights are the same.
 
 The calls of a program are split into spans: separate spans, which read weights that differ between the functions, and
-shared spans between them. A shared span runs once over all rows. A separate span runs for each function over its rows,
+shared spans, which do not. A shared span runs once over all rows. A separate span runs for each function over its rows,
 with its weights, and its results are concatenated where a shared span needs them. The spans of a program together are
 a split.
 
@@ -96,8 +96,8 @@ class _CompiledSpan(NamedTuple):
 class Splits:
     """The splits of one program, by the weights in which functions differ.
 
-    At most SPLITS_KEPT are kept. After that, functions use a split that covers more weights than they differ in, or a
-    new split replaces the least recently used one.
+    At most SPLITS_KEPT are kept. When there are so many, functions use a split that covers more weights than they
+    differ in, or a new split replaces the least recently used one.
     """
 
     def __init__(self, program: Program) -> None:
@@ -115,7 +115,7 @@ class Splits:
             return self._made[found]
 
     def _wider(self, differing: frozenset[int]) -> frozenset[int] | None:
-        """Return the smallest existing split that covers these weights too, if no more may be made."""
+        """Return the weights of the smallest existing split that covers these too, if no more may be made."""
         if len(self._made) < SPLITS_KEPT:
             return None
         made = (each for each, split in self._made.items() if differing < each and split is not None)

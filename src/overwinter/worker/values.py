@@ -41,8 +41,8 @@ def read_requests(buffer: SharedBuffer, requests: Iterable[Sequence[TensorMeta]]
 def plain(name: str, value: torch.Tensor) -> torch.Tensor:
     """Return a separate tensor object with the same memory, which later changes of the object `value` do not affect.
 
-    Raises HandlerError, naming it, for a subclass, which may report anything about itself, and for a tensor that is not
-    a plain one of the CPU.
+    Raises HandlerError, naming it, for a tensor that is not a plain one of the CPU, and for any subclass but Parameter,
+    because others may report anything about themselves.
     """
     if type(value) not in _PLAIN:
         raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")

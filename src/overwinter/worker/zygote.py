@@ -200,7 +200,7 @@ def _own_smaps() -> int:
     """Open the smaps file of this process.
 
     The kernel checks permissions only when the file is opened, and it shows only this process. So the node can read it
-    with any user, whatever this process becomes.
+    as any user, whatever this process becomes.
     """
     return os.open("/proc/self/smaps", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -299,7 +299,7 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, resources: Res
         for group in groups:
             _enter_group(group)
         smaps = _own_smaps()
-        # The workers' limits count what the zygote has mapped in addition to their own.
+        # The workers' limits of address space contain what the zygote has mapped, and may not exceed its own limit.
         mapped_bytes = message.mapped_bytes + message.memory_bytes + PROGRAMS_BYTES
         limits = WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes)
         child_ended = _child_ended()

@@ -3,7 +3,7 @@
 A request that finds all devices of its function busy brings the blocks to another device, and is in time if that is
 fast enough. So the function needs a further device only where that takes too long, and where the share of requests that
 would find the others busy exceeds the share that may be late. They are busy as often as in a system without a queue
-(Erlang B): a request that does not wait for them goes to the further device.
+(Erlang B): a request that finds them busy does not wait for them, but goes to the further device.
 """
 
 import msgspec

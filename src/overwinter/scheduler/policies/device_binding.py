@@ -1,8 +1,8 @@
 """Policies for devices: on which free device a function's requests run (Torpor 5.3).
 
-What decides is the time until the function's missing blocks are on a device, as far as its execution does not hide it.
-The baselines `native` and `infless` bind a function to one device before its first run: the function then has only this
-option, and `home` chooses the device.
+By default, what decides is the time until the function's missing blocks are on a device, as far as its execution does
+not hide it. The baselines `native` and `infless` bind a function to one device before its first run: the function then
+has only this option, and `home` chooses the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence

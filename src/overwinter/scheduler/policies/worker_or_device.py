@@ -1,7 +1,7 @@
 """Whether a request to a function with `device = "any"` goes to a worker or a device: where it is answered sooner.
 
-Workers or devices for which the program was never measured are tried once, as soon as a run could begin, the workers
-first. Until then a run there is assumed to take as long as on the other side.
+Workers or devices for which the program was never measured are tried once: the workers first, and devices as soon as
+one is free. Until then a run there is assumed to take as long as on the other side.
 """
 
 import msgspec

@@ -65,7 +65,9 @@ def select(points: Sequence[Point], rate: float, slo_s: float, cost: Cost, limit
 
 
 def overwinter(given: ScalingInput) -> Scaled:
-    """Scale when MLS would act, by the changed DTS, with the bytes that a worker adds as the cost."""
+    """Scale when MLS would act, by the changed DTS, with the bytes that a worker adds as the cost, and
+    replace workers that cost much more than a new set.
+    """
     return scale(_DEFAULT, given)
 
 
