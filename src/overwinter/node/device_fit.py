@@ -50,7 +50,7 @@ class Slice(NamedTuple):
     blocks: tuple[Block, ...]
     """The blocks with its weights, which are numbered as in its own program."""
     sizes: Mapping[Address, int]
-    """The bytes of each block on a device, also of its weights in other slices."""
+    """The bytes of each block on a device, with the weights of the block that only other slices read."""
     share: float
     """Its part of the calls of the program."""
     layers: tuple[float, ...]

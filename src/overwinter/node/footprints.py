@@ -4,8 +4,8 @@ A worker can grow by 1 GiB per second and core. So workers are measured ten time
 grows towards its bound. A worker that has not computed since its last measurement is left out, unless it has large
 buffers or is found to share another amount with its zygote. Of the others, those that computed most are measured. So a
 pass costs a microsecond for each worker, and more only for these few. The figures are the kernel's own, which any
-process may read: the pages of no file, those of the buffers that the worker shares with the node, and page tables
-beyond the usual ones. A process that was forked ahead has a fixed claim, and is stopped when it takes far more.
+process may read: anonymous pages, those of the buffers that the worker shares with the node, and page tables beyond the
+usual ones. A process that was forked ahead has a fixed claim, and is stopped when it takes far more.
 
 Pages that a fork shares with its zygote do not count for the worker as long as neither writes to them. At the fork
 their size is that of the zygote; later it is what the full accounting (accounting.py) finds to be still shared, within

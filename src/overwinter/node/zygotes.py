@@ -37,8 +37,8 @@ from overwinter.worker.messages import (
 from overwinter.worker.sandbox import zygote_uid_of
 
 BASE_EXIT_S = 5.0
-"""How long a close waits until the process that started the base zygote has ended, before it kills that too."""
-RESTART_FIRST_S = 0.1
+"""How long a close waits for the end of the base zygote's launcher (`ZygoteProcess.process`), before it kills it."""
+RESTART_FIRST_S = 0.2
 RESTART_MAX_S = 10.0
 CHECKS_PER_TIMEOUT = 4
 """The number of checks within the time in which a zygote must answer."""
@@ -358,7 +358,7 @@ class Zygotes:
         if self._failures == 0:
             self._start_again()
         else:
-            delay = min(RESTART_FIRST_S * 2.0**self._failures, RESTART_MAX_S)
+            delay = min(RESTART_FIRST_S * 2.0 ** (self._failures - 1), RESTART_MAX_S)
             self._loop.call_later(delay, self._start_again)
 
     def _start_again(self) -> None:

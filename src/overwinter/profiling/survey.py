@@ -14,7 +14,7 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.profiling.bench import Bench, Layers
 
 LONGEST_S = 10.0
-"""If the runs of a batch took longer than this, larger batches are not measured."""
+"""If the median run of a batch took longer than this, larger batches are not measured."""
 
 Found = TypeVar("Found")
 

@@ -6,7 +6,8 @@ Functions and pipelines share one namespace; only the newest version of a pipeli
 
 The catalog knows the last version of each name that a tenant uses, and of the tenant's NAMES_MAX latest names. Of the
 tenant's older unused names together it knows only the highest version; a name that is new to the catalog starts above
-that version.
+that version. A name that another tenant used last belongs to that tenant here. So the first tenant's versions may be
+reused if the other one has removed the name and used NAMES_MAX newer ones.
 """
 
 import sqlite3
@@ -239,13 +240,6 @@ class Catalog:
 
 
 def _next_version(db: sqlite3.Connection, name: FunctionName, tenant: TenantId, created: float) -> int:
-    # If another tenant used the name last, the row becomes this tenant's. The other tenant's versions are not reused
-    # either, should it use the name again.
-    db.execute(
-        """INSERT INTO dropped_names SELECT tenant, last_version FROM names WHERE name = ?1 AND tenant != ?2
-           ON CONFLICT (tenant) DO UPDATE SET last_version = max(last_version, excluded.last_version)""",
-        (name, tenant),
-    )
     (version,) = db.execute(
         """INSERT INTO names SELECT ?1, 1 + coalesce(max(last_version), 0), ?2, ?3 FROM dropped_names WHERE tenant = ?2
            ON CONFLICT (name) DO UPDATE SET tenant = ?2, given = ?3, last_version =

@@ -3,7 +3,8 @@
 A weight of 32 KiB or more is its own block. Smaller ones, most tensors of a CNN, join an open pack in first-use order.
 A pack closes when the next small weight would make it larger than 1 MiB, or when more than 4 MiB of weights (large ones
 included) would lie from its first to its last weight. Boundaries depend on sizes only, so variants of one model
-align: changed norms affect only packs, never a large weight, and a new head affects only its own pack.
+align: changed norms affect only packs, never a large weight, and a new head only its weight and the
+pack with its bias.
 """
 
 from collections.abc import Iterable

@@ -248,7 +248,10 @@ def _workers(statistics: Statistics, known: Snapshot, tallies: Sequence[Function
         (((start,), times) for start, times in statistics.wake_times.items()),
     )
     yield counter(
-        "worker_crashes", "Workers that died without being stopped.", ["function"], _named(tallies, "crashes")
+        "worker_crashes",
+        "Workers that died, or that the node ended because they broke a limit or a rule.",
+        ["function"],
+        _named(tallies, "crashes"),
     )
     yield counter("zygote_losses", "Zygotes that died or were stopped.", [], [((), statistics.zygotes_lost)])
 
