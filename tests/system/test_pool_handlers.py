@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -331,10 +332,15 @@ def test_forged_calls_cost_only_the_worker_that_sent_them(pool: NodeProcess, for
         assert ask(pool, name) == [3.0] * 4
         wait_until(lambda: worker not in workers(pool))
     else:
-        # The worker may take the refusal of a forged call as the answer to its own.
         refusals = "failed in every attempt.*(may not run|impossible inputs)|batch must be 1 to 1024"
-        with pytest.raises((MachineError, CallerError), match=refusals):
-            ask(pool, name)
+        try:
+            said = str(ask(pool, name))
+        except (MachineError, CallerError) as error:
+            said = str(error)
+        # A call that only has too many rows is refused like any other. If the refusal arrives before the worker's own
+        # call begins, the worker ignores it; otherwise it takes it as the answer to its own call.
+        is_answered = forged == "more than the buffer" and said == str([3.0] * 4)
+        assert is_answered or re.search(refusals, said)
     deploy(pool, f"healthy{name}", handler=PLUS + MORE, device="pool")
     assert ask(pool, f"healthy{name}") == [11.0] * 4
     assert pool.client.ready()
