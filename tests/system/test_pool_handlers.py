@@ -337,8 +337,9 @@ def test_forged_calls_cost_only_the_worker_that_sent_them(pool: NodeProcess, for
             said = str(ask(pool, name))
         except (MachineError, CallerError) as error:
             said = str(error)
-        # A call that only has too many rows is refused like any other. If the refusal arrives before the worker's own
-        # call begins, the worker ignores it; otherwise it takes it as the answer to its own call.
+        # The worker may take the refusal of a forged call as the answer to its own. A call that only has too many rows
+        # is refused like any other. If that is done before the worker's own call arrives, the own call is answered;
+        # otherwise the worker has sent two at once.
         is_answered = forged == "more than the buffer" and said == str([3.0] * 4)
         assert is_answered or re.search(refusals, said)
     deploy(pool, f"healthy{name}", handler=PLUS + MORE, device="pool")

@@ -37,7 +37,7 @@ from overwinter.worker.messages import (
 from overwinter.worker.sandbox import zygote_uid_of
 
 BASE_EXIT_S = 5.0
-"""How long a close waits for the end of the base zygote's launcher (`ZygoteProcess.process`), before it kills it."""
+"""How long a close waits for the end of the base zygote's launcher (`ZygoteProcess.process`) before killing it."""
 RESTART_FIRST_S = 0.2
 RESTART_MAX_S = 10.0
 CHECKS_PER_TIMEOUT = 4

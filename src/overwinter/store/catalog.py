@@ -6,8 +6,8 @@ Functions and pipelines share one namespace; only the newest version of a pipeli
 
 The catalog knows the last version of each name that a tenant uses, and of the tenant's NAMES_MAX latest names. Of the
 tenant's older unused names together it knows only the highest version; a name that is new to the catalog starts above
-that version. A name that another tenant used last belongs to that tenant here. So the first tenant's versions may be
-reused if the other one has removed the name and used NAMES_MAX newer ones.
+that version. A name is known for the tenant that used it last. So there is one exception: versions of an earlier
+tenant may be reused if the later one has removed the name and used NAMES_MAX newer ones.
 """
 
 import sqlite3
