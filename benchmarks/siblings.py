@@ -3,7 +3,7 @@
 `python -m benchmarks.siblings [--seconds S] [model ...]` deploys variants of one model with retrained heads. Each has
 one closed-loop client, so that 32 requests are in progress at any time. There are two nodes, each with one worker of
 one thread and batches of up to 8: in one, functions share runs; the other has the policy `separate`, in which each run
-belongs to one function. They are measured in turns, and one is idle while the other is measured.
+belongs to one function. One is idle while the other is measured.
 
 For comparison it prints what batches of 8 gain for a single model:
 
@@ -12,7 +12,8 @@ For comparison it prints what batches of 8 gain for a single model:
 * served: requests per second of one function with `max_batch` 8, divided by those with `max_batch` 1, from the same 32
   clients.
 
-A measurement lasts for enough batches that one more or one less does not change the result.
+The four kinds of load are measured in turns, round after round. A gain is the median of the rounds' ratios, so that a
+moment in which the machine is slower changes little. A turn lasts for at least BATCHES_MIN batches.
 
 Before the measurement, all variants are called at the same time on both nodes, and each answer is compared with plain
 PyTorch's, within the bound of docs/decisions/agreement.md.
@@ -45,10 +46,10 @@ from overwinter.model.compile import compile_program
 MODELS = ("mlp", "lstm", "minilm", "resnet50")
 MEMBERS = 32
 BATCH = 8
-ROUNDS = 2
+ROUNDS = 5
 RUNS = 15
-BATCHES_MIN = 30
-"""The fewest batches in each measurement, so that one more or less does not matter."""
+BATCHES_MIN = 20
+"""The fewest batches in each turn, so that one more or less changes little."""
 TOKENS = 64
 """The length of texts, if the model takes texts of any length."""
 NODES = {"shared": "overwinter", "separate": "separate"}
@@ -60,8 +61,8 @@ MEMBER = "member-{}".format
 class Row(NamedTuple):
     """The figures of one model."""
 
-    rates: Mapping[str, float]
-    """The requests per second, by kind of load."""
+    rates: Mapping[str, Sequence[float]]
+    """The requests per second in each round, by kind of load."""
     compute: float
     difference: float
     """The largest difference of an answer's elements, relative to its largest element."""
@@ -69,12 +70,15 @@ class Row(NamedTuple):
     @property
     def over_separate(self) -> float:
         """The gain of sharing runs."""
-        return self.rates["shared"] / self.rates["separate"]
+        return self._gain("shared", "separate")
 
     @property
     def served(self) -> float:
         """The gain of batches for one function that is served."""
-        return self.rates["batches"] / self.rates["alone"]
+        return self._gain("batches", "alone")
+
+    def _gain(self, kind: str, over: str) -> float:
+        return median(rate / other for rate, other in zip(self.rates[kind], self.rates[over], strict=True))
 
 
 def compute_times(family: Family) -> tuple[float, float]:
@@ -158,18 +162,18 @@ def measured(model: str, seconds: float, root: Path, on_device: bool = False) ->
             "alone": (shared, [paths["alone"]]),
         }
         one_s, batch_s = compute_times(family)
-        seconds = max(seconds, ROUNDS * BATCHES_MIN * batch_s)
-        rates = dict.fromkeys(turns, 0.0)
+        seconds = max(seconds / ROUNDS, BATCHES_MIN * batch_s)
+        rates: dict[str, list[float]] = {kind: [] for kind in turns}
         for _ in range(ROUNDS):
             for kind, (node, paths_of_kind) in turns.items():
-                rates[kind] += load(node, seconds / ROUNDS, paths_of_kind) / ROUNDS
+                rates[kind].append(load(node, seconds, paths_of_kind))
     return Row(rates, BATCH * one_s / batch_s, difference)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
-    parser.add_argument("--seconds", type=float, default=6.0, help="fewest seconds of each kind of load; default 6")
+    parser.add_argument("--seconds", type=float, default=10.0, help="fewest seconds of each kind of load; default 10")
     parser.add_argument("--pool", action="store_true", help="run the functions on a virtual device")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -180,7 +184,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root:
         for model in options.models:
             row = rows[model] = measured(model, options.seconds, Path(root), options.pool)
-            rates = f"{row.rates['shared']:20.1f}{row.rates['separate']:20.1f}"
+            rates = f"{median(row.rates['shared']):20.1f}{median(row.rates['separate']):20.1f}"
             gains = f"{row.over_separate:20.2f}{row.compute:20.2f}{row.served:20.2f}"
             print(f"{model:12}{rates}{gains}{row.difference:20.1g}", flush=True)
     print_result(
