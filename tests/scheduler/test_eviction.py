@@ -51,6 +51,35 @@ def test_the_function_used_longest_ago_is_evicted_and_what_it_shares_stays():
     assert [action.function for action in world.log if isinstance(action, Evict)] == ["g@1"]
 
 
+def test_an_eviction_keeps_what_the_function_needs_for_which_it_makes_space():
+    """Only f holds `base`, which i needs too: without it, i would need more space than was made."""
+    world = World(host_bytes=40, policy="lru")
+    world.deploy(own("f"))
+    world.deploy(spec("g", blobs=(("g-block", 15),), keep_alive_s=0.0))
+    world.deploy(spec("i", blobs=(("base", 10), ("i-head", 20)), keep_alive_s=0.0))
+    for name in "fgi":
+        world.now += 10
+        use(world, name)
+    assert dropped(world) == ["f-head", "g-block"]
+    assert world.resources.host.taken == 30
+
+
+def test_what_was_kept_for_a_function_is_dropped_if_it_must_wait():
+    world = World(host_bytes=40, policy="lru")
+    world.deploy(own("f"))
+    world.deploy(spec("g", blobs=(("g-block", 15),), keep_alive_s=0.0))
+    world.deploy(spec("i", blobs=(("base", 10), ("i-head", 20))))
+    use(world, "f")
+    world.arrive("g")
+    world.arrive("i")
+    assert sorted(dropped(world)) == ["base", "f-head"]
+    assert world.resources.host.taken == 15
+    world.settle()
+    world.ring()
+    world.settle()
+    assert isinstance(world.answers[3], Reply)
+
+
 def test_a_decision_tells_a_tenant_nothing_of_what_others_share_with_it():
     def evicted_for(block: str) -> list[Evict]:
         world = World(host_bytes=40, policy="lru")

@@ -34,6 +34,15 @@ MANY = Profile(
     ),
     wake_s=WAKE_S,
 )
+BOUNDS: dict[str, dict[str, list[int]]] = {
+    "nothing": {},
+    "memory": {"memory_bytes": [20]},
+    "workers": {"workers_max": [1, 2]},
+    "host bytes": {"host_bytes": [10, 20]},
+    "cores": {"cores": [1, 2]},
+    "all": {"memory_bytes": [20], "workers_max": [1, 2, 8], "host_bytes": [10, 20, 30], "cores": [1, 2]},
+}
+"""The limits of each kind, of which one each is drawn."""
 SETTINGS = {
     "keep_alive_s": [None, 1.0, 60.0],
     "slo_ms": [None, 50, 200],
@@ -138,15 +147,13 @@ class Clients:
         self.longest = max(self.longest, *(self.world.now - at for at in self.answered.values()))
 
 
-@pytest.mark.parametrize("memory", [None, 20])
+@pytest.mark.parametrize("bound", BOUNDS)
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_no_function_with_repeated_requests_starves(policy, memory):
-    chance = Random(f"{policy} {memory}")
-    functions, workers = chance.randint(2, 3), chance.choice([None, 1, 2, 8])
-    places, cores = chance.choice([None, 1, 2, 3]), chance.choice([None, 1, 2])
+def test_no_function_with_repeated_requests_starves(policy, bound):
+    chance = Random(f"{policy} {bound}")
+    functions = chance.randint(2, 3)
     family, failing = chance.choice(["", "one"]), chance.choice([0.0, FAILING])
-    host = None if places is None else 10 * places
-    world = World(policy=policy, workers_max=workers, host_bytes=host, memory_bytes=memory, cores=cores)
+    world = World(policy=policy, **{limit: chance.choice(choices) for limit, choices in BOUNDS[bound].items()})
     clients = Clients(world, chance, failing)
     for name in "abc"[:functions]:
         drawn = {setting: chance.choice(choices) for setting, choices in SETTINGS.items()}

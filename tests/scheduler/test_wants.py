@@ -3,6 +3,7 @@
 import pytest
 
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.operations import begin_start, end_start
 from overwinter.scheduler.wants import needs_worker
@@ -27,3 +28,11 @@ def test_workers_of_several_speeds_are_waited_for_by_what_they_do_together(point
         worker.runs[worker.id] = Operation(function, 0.0, 1.0, 1.0, 1.0)
     function.queue.extend(range(waiting))
     assert needs_worker(cycle, function) is needs
+
+
+def test_asking_for_missing_bytes_changes_nothing():
+    world = World()
+    world.deploy(spec())
+    function, stores = world.state.functions["f@1"], dict(world.state.stores)
+    assert missing_bytes(world.scheduler.cycle, function) == 30
+    assert world.state.stores == stores == {}

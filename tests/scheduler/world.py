@@ -130,7 +130,7 @@ class World:
         actions = self.scheduler.handle(event, self.now)
         check(self.scheduler.cycle)
         if not isinstance(event, Deployed):
-            check_steps(before, lifecycle_states(self.state, self.now))
+            check_steps(before, lifecycle_states(self.state, self.now), event)
         self.take_note(event)
         for action in actions:
             self.carry_out(action)

@@ -330,15 +330,13 @@ def _load(cycle: Cycle, function: Function) -> bool:
     """Load the function's blocks, if there is space for them or it can be freed at once."""
     host, first = cycle.resources.host, order.first_for_bytes(cycle)
     if host.capacity is not None:
-        missing = missing_bytes(cycle, function)
-        behind, short = first is not None and first is not function, host.short(missing)
-        why = (
-            why_never_fits(function, host.capacity, victims.pinned_bytes(cycle, function)) if behind or short else None
-        )
+        behind = first is not None and first is not function
+        waits = behind or not host.fits(missing_bytes(cycle, function))
+        why = why_never_fits(function, host.capacity, victims.pinned_bytes(cycle, function)) if waits else None
         if why is not None:
             give_up(cycle, function, why)
             return False
-        if behind or (short and not retention.evict(cycle, short, function)):
+        if behind or not retention.make_space(cycle, function):
             if not leave_calls(cycle, function) and function.waits_in != "bytes":
                 order.join(cycle, function, "bytes")
                 full_of = (

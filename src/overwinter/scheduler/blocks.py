@@ -15,7 +15,8 @@ def missing_bytes(cycle: Cycle, function: Function) -> int:
     """Return the bytes of the function's blocks that its host store neither has nor is loading."""
     if function.loaded or function.loading is not None:
         return 0
-    return cycle.state.held_blocks(function).missing(function.sizes)
+    held = cycle.state.stores.get(function.spec.store)
+    return sum(function.sizes.values()) if held is None else held.missing(function.sizes)
 
 
 def begin_load(cycle: Cycle, function: Function) -> None:

@@ -15,6 +15,7 @@ from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_invariants import check_exclusive
 from overwinter.scheduler.ledger import Claim, Owner
+from overwinter.scheduler.limits import why_never_fits
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.resources import bind_owner, request_owner, run_owner, start_owner, store_owner, worker_owner
 from overwinter.scheduler.retention import EVICTION_PAUSE_S
@@ -198,8 +199,10 @@ def _check_ledger(cycle: Cycle) -> None:
     # The estimates of binds may have grown since these began.
     coming = sum(worker.coming_bytes for worker in state.workers.values() if not worker.stopping)
     assert resources.memory.fits(0, resources.memory.taken - stopping - coming), "workers use more memory than allowed"
-    for resource in (resources.workers, resources.requests):
-        assert resource.capacity is None or resource.taken <= resource.capacity, f"too many {resource.name} are taken"
+    for resource in (resources.workers, resources.requests, resources.host, resources.runs, resources.reserved):
+        owners = sum(1 for claim in claims.values() if claim.get(resource))
+        within = resource.capacity is None or resource.taken <= resource.capacity or (resource.alone and owners == 1)
+        assert within, f"too many {resource.name} are taken: {resource.taken} of {resource.capacity}"
 
 
 def _of_operation(cycle: Cycle, owner: tuple[str, int], cores: int) -> Claim:
@@ -300,7 +303,8 @@ def _check_cores(cycle: Cycle) -> None:
     assert state.core_queue.tenants.keys() <= served, "a tenant without a core waits for one"
     if waiting:
         assert cycle.orders_cores, "a function waits for unlimited cores"
-        assert not cores.fits(max(map(order.needs, waiting))), "all functions that wait for cores could have them"
+        first = order.first_for_cores(cycle)
+        assert first is None or not cores.fits(order.needs(first)), "the first function that waits for cores could run"
     if cores.capacity is not None:
         held = [
             worker.point.run_cores
@@ -343,6 +347,8 @@ def _check_bytes(cycle: Cycle) -> None:
         return
     id_ = function.spec.id
     assert host.capacity is not None, f"{id_} waits for unlimited bytes"
+    never = why_never_fits(function, host.capacity, victims.pinned_bytes(cycle, function))
+    assert never is None, f"{id_} waits for bytes that it can never have: {never}"
     assert not host.fits(missing_bytes(cycle, function)), f"{id_} waits although the host store has space"
     # With many unused functions, a step evicts some, and the next one follows soon.
     at = cycle.timers.at("bytes")

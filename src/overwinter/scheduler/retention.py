@@ -11,7 +11,7 @@ from math import inf
 from overwinter.core.ids import Seconds, WorkerId
 from overwinter.scheduler import families, homes, idle, residency, victims
 from overwinter.scheduler.binding import UNBOUND_MAX, stop_using
-from overwinter.scheduler.blocks import evict_blocks_of, host_bytes
+from overwinter.scheduler.blocks import drop_unused, evict_blocks_of, host_bytes, missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain, stop
 from overwinter.scheduler.policies import keepalive
@@ -164,6 +164,24 @@ def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:
     ends = keep_alive_of_blocks_ends(cycle, function)
     if ends is not None and ends <= cycle.now:
         evict_blocks_of(cycle, function, f"it was not used for {cycle.now - function.used_at:.0f} s")
+
+
+def make_space(cycle: Cycle, function: Function) -> bool:
+    """Evict blocks until those that the function lacks fit in the host store; return whether that was possible in this
+    step. The blocks that it needs and the store has are kept: it holds them meanwhile, or the eviction of a variant
+    could drop them.
+    """
+    short = cycle.resources.host.short(missing_bytes(cycle, function))
+    if not short:
+        return True
+    held = cycle.state.held_blocks(function)
+    present = {address: nbytes for address, nbytes in function.sizes.items() if address in held.sizes}
+    held.hold(function.spec.id, present)
+    has_space = evict(cycle, short, function)
+    held.release(function.spec.id, present)
+    if not has_space:
+        drop_unused(cycle, present, function.spec.store)
+    return has_space
 
 
 def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
