@@ -11,7 +11,6 @@ import msgspec
 
 from overwinter.core.ids import Seconds
 from overwinter.core.profile import Configuration, Point
-from overwinter.scheduler.blocks import missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import drain
 from overwinter.scheduler.policies import keepalive
@@ -212,7 +211,6 @@ def _scaling_input(cycle: Cycle, function: Function, rate: float) -> ScalingInpu
         free_workers=max(0, min(family.max_workers, cycle.workers_max) - len(family.workers)),
         free_bytes=resources.memory.free,
         weight_bytes=latency.weight_bytes,
-        missing_bytes=missing_bytes(cycle, function),
         macs=latency.macs,
         shared=policy.shares,
         alpha=policy.alpha,

@@ -27,7 +27,6 @@ def scaling_input(rate, points, **changes):
         "free_workers": 64,
         "free_bytes": math.inf,
         "weight_bytes": 100 * MIB,
-        "missing_bytes": 0,
         "macs": 4_000_000_000,
     }
     return ScalingInput(rate=rate, points=tuple(points), **(defaults | changes))
@@ -77,7 +76,6 @@ def scaling_inputs(draw, bounded=None):
         free_cores=float(draw(st.integers(0, 12))) if few else 1000.0,
         free_workers=draw(st.integers(0, 8)) if few else 1000,
         free_bytes=draw(st.floats(0, 3000)) * MIB if few else math.inf,
-        missing_bytes=draw(st.integers(0, 300)) * MIB,
         shared=draw(st.booleans()),
         gamma=draw(st.sampled_from([0.0, 50.0 * MIB])),
     )
@@ -93,12 +91,10 @@ def done(asked: ScalingInput, said: Scaled) -> ScalingInput:
         for place, configuration in enumerate(said.start)
     ]
     change = [(1, each) for each in stopped] + [(-1, each) for each in started]
-    missing = asked.missing_bytes if started and asked.shared else 0
     return msgspec.structs.replace(
         asked,
         workers=(*(each for each in asked.workers if each not in stopped), *started),
         free_cores=asked.free_cores + sum(sign * each.point.cores for sign, each in change),
         free_workers=asked.free_workers + sum(sign for sign, _ in change),
-        free_bytes=asked.free_bytes + sum(sign * asked.memory(each.point) for sign, each in change) - missing,
-        missing_bytes=asked.missing_bytes - missing,
+        free_bytes=asked.free_bytes + sum(sign * asked.memory(each.point) for sign, each in change),
     )

@@ -3,7 +3,7 @@
 from overwinter.core.profile import Configuration
 from overwinter.scheduler.policies.scaling.default import overwinter
 from overwinter.scheduler.policies.scaling.scaler import Scaled
-from tests.scheduler.policies.scaling.profiles import MIB, done, point, scaling_input, worker
+from tests.scheduler.policies.scaling.profiles import done, point, scaling_input, worker
 
 SMALL = point(mib=100, latency_s=0.1)
 LARGE = point(cores=4, mib=150, concurrency=4, latency_s=0.1)
@@ -26,12 +26,6 @@ def test_a_large_worker_is_replaced_by_a_much_smaller_one_when_the_rate_fell():
     first = overwinter(asked)
     assert (first.start, first.stop) == ((tiny.configuration,), ())
     assert overwinter(done(asked, first)).stop == (1,)
-
-
-def test_missing_blocks_can_prevent_an_exchange():
-    tiny = point(mib=50, latency_s=0.1)
-    asked = scaling_input(1, [tiny, LARGE], workers=(worker(1, LARGE),), missing_bytes=100 * MIB)
-    assert overwinter(asked).start == ()
 
 
 def test_nothing_is_exchanged_without_room_for_both():

@@ -150,12 +150,6 @@ def test_an_endless_rate_takes_all_room(name):
 
 
 @each_scaler
-def test_blocks_to_be_brought_take_room_too(name):
-    asked = scaling_input(1, [point(mib=10)], free_bytes=100 << 20, missing_bytes=95 << 20)
-    assert SCALERS[name](asked).start == ()
-
-
-@each_scaler
 def test_a_worker_that_became_too_slow_goes_when_others_serve(name):
     slow, fast = point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.1)
     workers = (worker(1, slow, load=1.0), worker(2, fast))

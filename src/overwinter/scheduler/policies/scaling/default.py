@@ -135,8 +135,7 @@ def _replace(given: ScalingInput) -> Scaled:
     fresh, cost = _fresh(given), memory_and_cores(given)
     most = REPLACE_AT * _total((worker.point for worker in given.workers), cost)
     started = _lacking(fresh.chosen, given)
-    missing = given.missing_bytes if started and given.shared else 0
-    if not fresh.chosen or fresh.unserved or missing + _total(fresh.chosen, cost) > most:
+    if not fresh.chosen or fresh.unserved or _total(fresh.chosen, cost) > most:
         return Scaled()
     if started:
         return Scaled(configurations(started) if _fits(started, limits_of(given)) else ())

@@ -35,8 +35,6 @@ class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: float
     """The memory for further workers; infinite without a limit."""
     weight_bytes: int
-    missing_bytes: int
-    """The bytes of the blocks that the host store lacks, of the function for which a worker would start."""
     macs: int
     """The multiply-accumulates of one request."""
     shared: bool = True
@@ -49,7 +47,7 @@ class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes that cost as much as one core: what Tetris calls alpha, in m + alpha*c. It is not `alpha` above."""
 
     def memory(self, point: Point) -> float:
-        """The bytes that one more worker of this configuration adds, without blocks that must be loaded."""
+        """The bytes that one more worker of this configuration adds."""
         return point.memory_bytes + (0 if self.shared else self.weight_bytes)
 
 

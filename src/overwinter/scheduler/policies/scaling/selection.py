@@ -57,9 +57,9 @@ BOUNDLESS = Limits()
 
 
 def limits_of(given: ScalingInput) -> Limits:
-    """The limits of the free resources; if workers share weights, blocks that must be loaded first are counted once."""
-    missing, copy = (given.missing_bytes, 0) if given.shared else (0, given.weight_bytes)
-    return Limits(given.free_cores, min(given.free_workers, MOST_WORKERS), given.free_bytes - missing, copy)
+    """The limits of the free resources."""
+    copy = 0 if given.shared else given.weight_bytes
+    return Limits(given.free_cores, min(given.free_workers, MOST_WORKERS), given.free_bytes, copy)
 
 
 def usable(point: Point) -> bool:
