@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.core.actions import Run, StartWorker
-from overwinter.core.events import Arrived, Demoted, Deployed, WorkerReady
+from overwinter.core.actions import Bind, Run, StartWorker
+from overwinter.core.events import Alarm, Arrived, Bound, Demoted, Deployed, WorkerReady
 from overwinter.node import clock
 from overwinter.node.cgroups import IDLE_SUFFIX
 from overwinter.node.overuse import CHECK_INTERVAL_S, IDLE_CHECK_EVERY, OveruseCheck
@@ -271,6 +271,34 @@ def test_a_worker_whose_runs_usually_take_long_is_demoted_later(rig):
         # It should have ended, but other processes used the core.
         await scene.compute(worker)
         assert await scene.check(12.0) == []
+        for _ in range(6):
+            await scene.compute(worker)
+        assert await scene.check(13.0) == [worker]
+
+    rig.run(act())
+
+
+@pytest.mark.parametrize(
+    ("functions", "usual"),
+    [(("f@1",), {"f": 0.3}), (("f@1",) * 4, {"f": 0.075}), (("f@1", "g@1"), {"f": 0.03, "g": 0.0375})],
+)
+def test_the_usual_time_of_a_run_grows_with_its_requests(rig, functions, usual):
+    """All of these usually take 0.3 s, the last one with the verification of its split."""
+    scene = Scene(rig)
+
+    async def act():
+        worker = await scene.start(SPINS)
+        scene.statistics.observe(0.0, Deployed(spec("g"), resident=True), [Bind(worker.worker, "g@1", 1)])
+        scene.statistics.observe(0.0, Bound(worker.worker, "g@1", 1), [])
+        for name, seconds in usual.items():
+            scene.statistics.tallies[name].usual_request_s = seconds
+        for request, function in enumerate(functions, 1):
+            scene.statistics.observe(1.0, Arrived(request, function.partition("@")[0], None, None), [])
+        run = Run(worker.worker, 1, tuple(range(1, len(functions) + 1)), None, functions)
+        scene.statistics.observe(1.0, Alarm(), [run])
+        await scene.check(1.0)
+        await scene.compute(worker)
+        assert await scene.check(2.1) == []
         for _ in range(6):
             await scene.compute(worker)
         assert await scene.check(13.0) == [worker]

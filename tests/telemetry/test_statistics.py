@@ -165,6 +165,7 @@ def test_functions_that_share_a_run_pay_for_it_by_their_requests():
     assert {name: list(tally.shared_with) for name, tally in seen.tallies.items()} == {"f": [("g",)], "g": [("f",)]}
     # The usual time of a run in a worker is reported for each of its functions, whichever led the run.
     assert [tally.usual_run_s for tally in seen.tallies.values()] == [4.0, 4.0]
+    assert [tally.usual_request_s for tally in seen.tallies.values()] == [1.0, 1.0]
     assert sum(tally.busy_s for tally in seen.tallies.values()) == 4.0
     assert (seen.batches.total, sum(seen.batches.counts)) == (4.0, 1)
 

@@ -1,11 +1,12 @@
 """Finds workers that compute more than they should.
 
 A worker may use the cores of its runs, as long as a run, or the load before the first run, takes no more than four
-times its usual time, or one second. A longer run is not yet overuse, because it may have waited for a core: its CPU
-time must exceed four times the usual too. A handler may leave threads behind, and may run forever. A worker that
-computes more is demoted permanently: it gets no more work, and its run continues on idle cores. CPU time outside runs
-is billed as run time, and a worker that continues to compute outside runs is stopped. So is a worker that was forked
-ahead and computes before a function runs in it.
+times its usual time, or one second. The usual time of a run grows with the number of its requests; a shared run counts
+as more, because the first one of some functions also verifies their split. A longer run is not yet overuse, because it
+may have waited for a core: its CPU time must exceed four times the usual too. A handler may leave threads behind, and
+may run forever. A worker that computes more is demoted permanently: it gets no more work, and its run continues on idle
+cores. CPU time outside runs is billed as run time, and a worker that continues to compute outside runs is stopped. So
+is a worker that was forked ahead and computes before a function runs in it.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ IDLE_CHECK_EVERY = 10
 """A worker that has no run and did not compute is checked once in this many checks."""
 OVERLONG_FACTOR, OVERLONG_LEAST_S = 4.0, 1.0
 """A run or a load is overlong after this multiple of its usual time, and not before this time."""
+VERIFICATION = 6
+"""The requests that count in addition in a run of several functions (worker/split.py)."""
 NOISE = 0.05
 """The share of a core that a worker may use outside runs without being billed."""
 SHARE = 0.1
@@ -216,7 +219,19 @@ def _is_overlong(live: LiveWorker[FunctionStatistics], ready: bool, cpu_time_s: 
     long as well, but uses no more CPU time than usual.
     """
     begun = _begun(live) if ready else live.since
-    long_s = OVERLONG_FACTOR * (live.tally.usual_run_s if ready else live.tally.usual_wake_s)
+    long_s = OVERLONG_FACTOR * (_usual_s(live) if ready else live.tally.usual_wake_s)
     if begun is None:
         return False
     return now - begun > max(OVERLONG_LEAST_S, long_s) and cpu_time_s >= long_s * live.cores
+
+
+def _usual_s(live: LiveWorker[FunctionStatistics]) -> float:
+    """Return the usual time of the worker's longest run in progress; 0 if unknown. For a function that has not run yet,
+    the time of the function for which the worker was started counts.
+    """
+    longest = 0.0
+    for run in live.runs.values():
+        requests = run.batch + (VERIFICATION if len(run.requests) > 1 else 0)
+        for tally in (live.tally, *run.requests):
+            longest = max(longest, tally.usual_run_s, requests * tally.usual_request_s)
+    return longest

@@ -56,8 +56,8 @@ class FunctionStatistics(Tally):
         """The functions with which it shared its last shared runs."""
         self.disk_byte_s = self.host_byte_s = 0.0
         """The byte-seconds of blocks that it no longer holds."""
-        self.usual_run_s = self.usual_wake_s = 0.0
-        """The smoothed seconds of a run, and of a wake; 0 until there was one."""
+        self.usual_run_s = self.usual_request_s = self.usual_wake_s = 0.0
+        """The smoothed seconds of a run, of a run divided by all its requests, and of a wake; 0 until there was one."""
         self.background_core_s = 0.0
         """The seconds that its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
@@ -271,6 +271,7 @@ class Statistics(Tracker[FunctionStatistics]):
             tally.run_requests += count
             tally.run_s += seconds
             tally.usual_run_s = _smoothed(tally.usual_run_s, seconds)
+            tally.usual_request_s = _smoothed(tally.usual_request_s, seconds / batch)
             if len(requests) > 1:
                 tally.shared_runs += 1
                 tally.shared_run_requests += count
