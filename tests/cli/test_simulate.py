@@ -61,6 +61,20 @@ def test_the_seed_decides_and_the_journal_is_written(local: Run, scenario, tmp_p
         assert sum(1 for _ in read_journal(file)[1]) > 20
 
 
+def test_an_invariant_that_does_not_hold_is_reported_if_it_is_checked(local: Run, scenario, monkeypatch) -> None:
+    def check(cycle) -> None:
+        raise AssertionError("too many cores")
+
+    local("simulate", scenario, "--no-figures", "--seconds", "10", "--check")
+    monkeypatch.setattr("overwinter.simulation.world.check", check)
+    local("simulate", scenario, "--no-figures", "--seconds", "10")
+    failed = local("simulate", scenario, "--no-figures", "--seconds", "10", "--check", exit_code=1)
+    assert "too many cores" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    both = local("simulate", scenario, "--no-figures", "--capacity", "0.9", "--check", exit_code=2)
+    assert "--check" in both.stderr
+
+
 def test_capacity_is_one_command(local: Run, scenario) -> None:
     done = local("simulate", scenario, "--no-figures", "--seconds", "10", "--capacity", "0.9", "--json")
     found = json.loads(done.stdout)

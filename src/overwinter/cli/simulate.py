@@ -40,6 +40,7 @@ _directory = click.Path(file_okay=False, path_type=Path)
 @click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Write the journal to this file.")
 @click.option("--seed", type=int, help="Replaces the scenario's seed.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Replaces the scenario's duration_s.")
+@click.option("--check", is_flag=True, help="Check the scheduler's invariants meanwhile, for a new policy; slower.")
 @as_json
 def simulate(  # noqa: PLR0913 - one parameter for each option
     scenario: Path,
@@ -50,6 +51,7 @@ def simulate(  # noqa: PLR0913 - one parameter for each option
     journal: Path | None,
     seed: int | None,
     seconds: float | None,
+    check: bool,
     as_json: bool,
 ) -> None:
     """Simulate a scenario: the scheduler of a node on a modelled machine.
@@ -61,12 +63,13 @@ def simulate(  # noqa: PLR0913 - one parameter for each option
 
     if figures and find_spec("matplotlib") is None:
         raise click.UsageError("figures need matplotlib: pip install 'overwinter[figures]', or add --no-figures")
-    if capacity is not None and journal is not None:
-        raise click.UsageError("--capacity runs many simulations; --journal records only one: leave one of them out")
+    if capacity is not None and (journal is not None or check):
+        option = "--check" if journal is None else "--journal"
+        raise click.UsageError(f"--capacity runs many simulations, and {option} is for one: leave one of them out")
     read = _with_changes(read_scenario(scenario), seed, seconds)
     base = scenario.parent if traces is None else traces
     found: Capacity | Report
-    found = _run_once(read, base, journal) if capacity is None else _find_capacity(read, base, capacity)
+    found = _run_once(read, base, journal, check) if capacity is None else _find_capacity(read, base, capacity)
     directory = out or Path("simulated") / scenario.stem
     written = _write(found, directory, figures)
     if as_json:
@@ -81,14 +84,14 @@ def _with_changes(scenario: "Scenario", seed: int | None, seconds: float | None)
     return msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
 
 
-def _run_once(scenario: "Scenario", base: Path, journal: Path | None) -> "Report":
+def _run_once(scenario: "Scenario", base: Path, journal: Path | None, check: bool) -> "Report":
     from overwinter.simulation.world import World
 
     with ExitStack() as stack:
         file = None if journal is None else stack.enter_context(journal.open("wb"))
         report_progress = stack.enter_context(_progress("simulating", scenario.duration_s))
-        with _missing_trace_as_error():
-            return World(scenario, base, file).run(report_progress)
+        with _missing_trace_as_error(), _violation_as_error():
+            return World(scenario, base, file, check).run(report_progress)
 
 
 def _find_capacity(scenario: "Scenario", base: Path, target: float) -> "Capacity":
@@ -113,6 +116,15 @@ def _missing_trace_as_error() -> Iterator[None]:
         raise CallerError(
             f"there is no trace {error.filename}: give the directory of the recorded traces with --traces DIR"
         ) from error
+
+
+@contextmanager
+def _violation_as_error() -> Iterator[None]:
+    """Turn a violated invariant into an error of one line."""
+    try:
+        yield
+    except AssertionError as error:
+        raise click.ClickException(f"an invariant of the scheduler is violated: {error}") from error
 
 
 @contextmanager
