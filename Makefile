@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test test-slow test-machine test-systems test-processes test-scheduling test-nodes test-others check fmt bench pictures clean
+.PHONY: help setup demo serve test test-slow test-machine test-systems test-processes test-scheduling test-nodes test-others test-oldest test-in-oldest check fmt bench pictures clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,23 @@ test-slow: setup ## the slow tests
 # The results of these tests depend on the user who runs them, because they start processes. Most others only compute.
 test-machine: setup
 	$(MAKE) $(PARTS) test-systems test-processes test-nodes
+
+# The oldest supported PyTorch, in an environment of its own. Only where pip finds a CPU build of it, because the build
+# with CUDA is a download of gigabytes.
+OLDEST := 2.11.0+cpu
+OLDEST_BIN := .venv-oldest/bin
+
+test-oldest: setup
+	@if $(BIN)/python -m pip install --quiet --dry-run --no-deps 'torch==$(OLDEST)' 2> /dev/null; \
+	then $(MAKE) --no-print-directory test-in-oldest; \
+	else echo 'skipped: pip finds no torch==$(OLDEST)'; fi
+
+test-in-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	sed 's/^torch==.*/torch==$(OLDEST)/' constraints.txt > .venv-oldest/constraints.txt
+	$(OLDEST_BIN)/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt torch
+	$(OLDEST_BIN)/python -m pip install --quiet --disable-pip-version-check -c .venv-oldest/constraints.txt -e '.[demo,dev]'
+	$(OLDEST_BIN)/python -m pytest -m 'not slow' tests/model tests/store tests/worker
 
 NODES := tests/node
 SYSTEMS := tests/system
@@ -83,4 +100,4 @@ pictures: setup ## draw the pictures of the docs
 	$(BIN)/python -m docs.pictures.top
 
 clean: ## remove the environment and the files of tools
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-oldest .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -10,12 +10,12 @@ import pytest
 from overwinter.cli.main import main
 
 ROOT = Path(__file__).parent.parent
-KINDS = {".py", ".md", ".toml", ".html", ".json", ".svg"}
-PLACES = ("src", "tests", "benchmarks", "examples", "docs", "scenarios", "packaging")
+KINDS = {"", ".py", ".md", ".toml", ".txt", ".html", ".json", ".svg", ".service", ".dockerignore"}
+PLACES = ("src", "tests", "benchmarks", "examples", "docs", "scenarios", "packaging", ".ci")
 TEXTS = sorted(
     path
-    for path in (*ROOT.glob("*.md"), *(path for place in PLACES for path in (ROOT / place).rglob("*")))
-    if path.suffix in KINDS and path != Path(__file__)
+    for path in (*ROOT.glob("*"), *(path for place in PLACES for path in (ROOT / place).rglob("*")))
+    if path.suffix in KINDS and path.is_file() and path != Path(__file__)
 )
 
 RETIRED = {
@@ -50,6 +50,11 @@ RETIRED = {
     "pace": "slowdown, speed",
     "under way": "in progress",
     "reclaim": "evict",
+    "retires": "drains",
+    "retiring": "draining",
+    "hands of": "effects of",
+    "gave way": "was stopped for",
+    "giving way": "being stopped for",
 }
 """The replacement of each retired word."""
 

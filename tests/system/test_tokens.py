@@ -84,6 +84,8 @@ def attempts(names: tuple[str, ...]) -> list[tuple[str, str, object]]:
             ("GET", f"{mine}/versions/1", None),
             ("GET", f"{mine}/explain", None),
             ("GET", f"{mine}/versions/1/explain", None),
+            ("GET", f"{mine}/logs", None),
+            ("GET", f"{mine}/versions/1/logs", None),
             ("GET", f"{mine}/profile", None),
             ("POST", f"{mine}/profile", {}),
             ("POST", f"{mine}/versions/1/profile", {}),
@@ -106,7 +108,7 @@ def tried(tenants: Tenants, calls: list[tuple[str, str, object]]) -> list[tuple[
 def test_functions_of_another_tenant_appear_not_to_exist(tenants: Tenants) -> None:
     theirs = tried(tenants, attempts(("vault", "chain", "alice..vault")))
     nobodys = tried(tenants, attempts(("empty", "other", "alice..empty")))
-    assert len(theirs) == 60
+    assert len(theirs) == 66
     assert {status for status, _ in theirs} == {404}
     plain = [(status, re.sub("vault|chain|empty|other", "NAME", text)) for status, text in theirs]
     assert plain == [(status, re.sub("vault|chain|empty|other", "NAME", text)) for status, text in nobodys]
