@@ -192,7 +192,7 @@ def _parse_numbers(name: str, datatype: str, shape: tuple[int, ...], view: memor
         at += stop + 1
         yield
     if len(packed) != prod(shape) * DATATYPE_BYTES[datatype]:
-        raise CallerError(f"data of input {name!r} lacks elements: shape {list(shape)} needs {prod(shape)}")
+        raise _shape_error(name, shape, depth)
     return packed
 
 

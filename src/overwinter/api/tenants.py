@@ -35,7 +35,8 @@ def tenant_of(request: Request) -> TenantId:
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
     """Raise ForbiddenError unless both are the same tenant."""
     if tenant != owner:
-        raise ForbiddenError(f"{what} does not belong to tenant {tenant!r}: name its tenant in the header {HEADER}")
+        way = f"use a token of its tenant; without tokens, or with the scope admin, name it in the header {HEADER}"
+        raise ForbiddenError(f"{what} does not belong to tenant {tenant!r}: {way}")
 
 
 def check_manifest(request: Request, tenant: TenantId, what: str) -> None:

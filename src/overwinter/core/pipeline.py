@@ -61,7 +61,7 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HasSignature(Protocol):
-    """A function or a pipeline: anything with inputs and outputs."""
+    """A version of a function, as far as its inputs and outputs matter here."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:

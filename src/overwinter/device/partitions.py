@@ -131,4 +131,4 @@ class Whole:
         return None
 
     def free(self, offset: int, nbytes: int) -> None:
-        """The block is freed, and the partition with it."""
+        """Do nothing: the allocator frees the whole partition."""

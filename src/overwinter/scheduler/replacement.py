@@ -1,4 +1,4 @@
-"""From when on the executor of a device may be replaced for another owner."""
+"""Computes the earliest time at which an executor may be replaced by one for another owner of its device."""
 
 from collections.abc import Sequence
 from math import inf
@@ -15,9 +15,10 @@ START_MAX_S = 5.0
 
 
 def may_take_at(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> float:
-    """Return from when on an owner may take this idle one of the `fitting` devices. It is the end of the time slice if
-    functions of the device's owner wait, and otherwise at once, but later if the device is kept, or if its tenant has
-    had less device time and uses it often.
+    """Return the earliest time at which an owner may take this idle device, one of the `fitting` ones: the end of its
+    time slice if functions of its present owner wait. Otherwise at once, but later if the device is kept (once it has
+    been idle for KEPT_FOR_TENANT_S), or if its tenant has had less device time (once it has been idle for as long as a
+    start takes).
     """
     if is_wanted(cycle, device):
         return time_slice_ends(cycle, device, owner, fitting)

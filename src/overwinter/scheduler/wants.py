@@ -60,8 +60,8 @@ def next_want(cycle: Cycle, function: Function) -> Want | None:
     """Return the best option for the waiting requests, or for a caller that waits for the function to be loaded.
 
     Run them in a worker that has bound the function and has a free slot; otherwise bind it in a worker of its family
-    with a free slot and memory; otherwise make memory available there, if only requests wait; otherwise fork a worker.
-    Load its blocks first. A function of the pool needs a device instead.
+    with a free slot and memory; otherwise make memory available there, unless a caller waits for the load; otherwise
+    fork a worker. Load its blocks first. A function of the pool needs a device instead.
     """
     if function.unloaded or not (function.queue or function.wants_wake):
         return None

@@ -41,7 +41,7 @@ def classification(request: TaskRequest, model: Any) -> Bundle:
 
 
 def _steps(processor: Any) -> dict[str, Any]:
-    """Return the steps of the processor; its special cases become sizes, means and deviations."""
+    """Return the steps of the processor; the rules of some classes of processors become sizes, means and deviations."""
     kind = type(processor).__name__.removesuffix("Pil").removesuffix("Processor")
     resize = _target(processor.size) if processor.do_resize else None
     crop = [processor.crop_size["height"], processor.crop_size["width"]] if processor.do_center_crop else None

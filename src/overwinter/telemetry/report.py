@@ -70,11 +70,13 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     worker_seconds: float
     """The time in which its workers were alive, divided equally among the functions of a worker."""
     busy_seconds: float
-    """The part of this time in which they had something to run."""
+    """The time in which its workers had something to run, divided among the functions of a run by requests."""
     worker_core_s: float
     """The cores of its workers times the time in which they were alive, divided likewise."""
     busy_core_s: float
-    """The part of this in which they ran or bound something; busy_core_s / worker_core_s is AsyFunc's CPU utility."""
+    """The core seconds of its runs and binds. In the total, busy_core_s / worker_core_s is AsyFunc's CPU utility; for
+    one function of a shared worker it can exceed 1.
+    """
     device_seconds: float = 0.0
     """The time of its runs on devices."""
     idle_device_seconds: float = 0.0

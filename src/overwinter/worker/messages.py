@@ -152,7 +152,7 @@ class Forget(_Message, frozen=True):
 ToBase = ForkWorker | ForkZygote | KillZygote | Ping
 ToZygote = ForkWorker | Prepare | Forget | Ping
 
-# zygotes -> node. In messages of a tenant's zygote and its children, the node trusts only the sender (from the kernel).
+# zygotes -> node. Of messages of a tenant's zygote and its children, the node trusts only the sender's process id.
 
 
 class Up(_Message, frozen=True):
@@ -205,7 +205,7 @@ class RunBatch(_Message, frozen=True):
 
     run: RunId
     functions: tuple[str, ...]
-    """The function of each request; without requests, those whose blocks are brought."""
+    """The function of each request. Without requests: the functions whose blocks are copied to the device ahead."""
     slot: int
     """A slot that no other run uses until this one is answered."""
     requests: tuple[tuple[TensorMeta, ...], ...]
@@ -293,7 +293,7 @@ class Unmap(_Message, frozen=True):
 
 
 class WarmUp(_Message, frozen=True):
-    """Run a function once on zeros over its weights in the host store, and compile the rest; any message interrupts."""
+    """Run a function once on zeros, and compile its program without waits for blocks; any message interrupts."""
 
     function: str
 
