@@ -338,8 +338,12 @@ def test_load_with_a_configuration_is_refused(http: httpx.Client) -> None:
     assert (answer.status_code, "deploy" in answer.json()["error"]) == (400, True)
 
 
-def test_the_request_of_a_client_that_disconnects_is_cancelled(served: Served) -> None:
-    body = msgspec.json.encode(ECHO)
+@pytest.mark.parametrize("nbytes", [0, 262_144, 400_000, 602_278])
+def test_the_request_of_a_client_that_disconnects_is_cancelled(served: Served, nbytes: int) -> None:
+    """Also after a large body, of which the last piece pauses reading."""
+    served.node.slow_started.clear()
+    served.node.slow_cancelled.clear()
+    body = msgspec.json.encode(ECHO) + b" " * nbytes
     with socket.create_connection(("127.0.0.1", served.port)) as leaving:
         leaving.sendall(
             b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body

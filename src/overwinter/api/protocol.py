@@ -104,8 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.forget(self)
         self._received.clear()
         super().connection_lost(exc)
-        # These refer back to this object. Only the garbage collector would free it, and the event loop would wait while
-        # thousands of connections are freed.
+        # These refer back to this object. The loop would wait while garbage collection frees thousands of connections.
         self.scope = self.cycle = None  # type: ignore[assignment]
         self._running = None
 
@@ -246,7 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._chunks.clear()
 
     def on_message_complete(self) -> None:
-        """The request is complete."""
+        """The request is complete. Reading goes on, or nobody would notice that its client disconnects."""
         if self.parser.should_upgrade() and self._framing():
             # Its body is still to come.
             return
@@ -254,6 +253,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._number += 1
         self._in_body = False
         super().on_message_complete()
+        self.flow.resume_reading()
         if self.cycle.response_complete:
             self._connections.mark_idle(self)
 
