@@ -95,7 +95,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
     async def until_broken(node: Node) -> None:
         with suppress(Exception):
-            await node.broken()
+            await node.until_broken()
         # No request is answered any more: open connections would only delay the next start.
         drain.end_now()
 
@@ -124,7 +124,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
             # The node may also fail during the drain.
             await asyncio.wait([serving])
             if broken.done():
-                await node.broken()
+                await node.until_broken()
             broken.cancel()
 
 

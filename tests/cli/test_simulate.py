@@ -61,11 +61,13 @@ def test_the_seed_decides_and_the_journal_is_written(local: Run, scenario, tmp_p
         assert sum(1 for _ in read_journal(file)[1]) > 20
 
 
-def test_an_invariant_that_does_not_hold_is_reported_if_it_is_checked(local: Run, scenario, monkeypatch) -> None:
+def test_invariants_are_checked_on_request_and_change_nothing(local: Run, scenario, monkeypatch, tmp_path) -> None:
     def check(cycle) -> None:
         raise AssertionError("too many cores")
 
-    local("simulate", scenario, "--no-figures", "--seconds", "10", "--check")
+    for name, options in (("checked", ("--check",)), ("unchecked", ())):
+        local("simulate", scenario, "--no-figures", "--seconds", "10", "--journal", name, *options)
+    assert (tmp_path / "checked").read_bytes() == (tmp_path / "unchecked").read_bytes()
     monkeypatch.setattr("overwinter.simulation.world.check", check)
     local("simulate", scenario, "--no-figures", "--seconds", "10")
     failed = local("simulate", scenario, "--no-figures", "--seconds", "10", "--check", exit_code=1)

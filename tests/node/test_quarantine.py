@@ -56,7 +56,7 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, monkeypa
             with pytest.raises(OverwinterError):
                 await node.infer(Call("bad", None, [INPUT]))
             with pytest.raises(LedgerError):
-                await node.broken()
+                await node.until_broken()
 
     async def again() -> None:
         async with running(config, ZYGOTE_ENVIRONMENT, said) as node:

@@ -7,7 +7,7 @@ class ElementType(NamedTuple):
     """One element type."""
 
     dtype: str
-    """Its name in PyTorch and NumPy."""
+    """Its name in PyTorch, and in NumPy, which lacks bfloat16."""
     datatype: str
     """Its Open Inference Protocol datatype; empty: it has none, so no request or answer can contain it."""
     nbytes: int

@@ -279,7 +279,9 @@ class _Conversion:
         self.weights.append(stored)
 
     def _place(self, node: Node, slot: int) -> None:
-        """Assign a slot to a node's value, and record the owner of its memory and of that of removed copies."""
+        """Assign a slot to a node's value. The slot owns the value's memory unless an earlier one does, and its owner
+        also owns the memory of removed copies of the value.
+        """
         self.slots[node] = slot
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):

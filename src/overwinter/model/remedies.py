@@ -26,7 +26,8 @@ _LOOPS = "a program has no loops; use a Python loop with a fixed number of steps
 
 _OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|poisson|rrelu", _RANDOM),
-    (r".*dropout|fractional_max_pool", f"it is random; call it with training=False, since {_RANDOM}"),
+    (r".*dropout", f"it is random; call it with training=False, since {_RANDOM}"),
+    (r"fractional_max_pool", "it draws random numbers in evaluation mode too; use max_pool or adaptive_max_pool"),
     (r"nonzero|unique|_unique|masked_select|bincount|argwhere|combinations", _SIZED_BY_VALUES),
     (r"where\.default", _SIZED_BY_VALUES),
     (r"as_strided|empty|new_empty|resize|set_|_reshape_alias", _RAW_MEMORY),

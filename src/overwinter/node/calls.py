@@ -8,7 +8,7 @@ from typing import Any
 
 from overwinter.core.actions import WARMEST_FIRST, LoadFinished, Refuse, Reply, Start
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import ConflictError, OverwinterError, WorkerError, error_named
+from overwinter.core.errors import ConflictError, NotFoundError, OverwinterError, WorkerError, error_named
 from overwinter.core.events import Arrived, Cancelled, Event, LoadAsked
 from overwinter.core.ids import FunctionId, RequestId, Seconds, split_id, whole_names
 from overwinter.core.tensor import Tensor
@@ -88,7 +88,9 @@ class Calls:
         stays unloaded.
         """
         known = self._published.function(function.id, clock.now())
-        if known is None or known.state == "unloaded":
+        if known is None:
+            raise NotFoundError(f"{function.id} was removed meanwhile")
+        if known.state == "unloaded":
             raise ConflictError(f"{function.id} was unloaded meanwhile: load it first")
         await self.load(function.id)
 

@@ -65,8 +65,8 @@ class Node:
         """Wait until workers can be forked for the first time."""
         await self.parts.processes.zygotes.up.wait()
 
-    async def broken(self) -> None:
-        """Wait for an error for which the node must end, and raise it."""
+    async def until_broken(self) -> None:
+        """Wait until an error must end the node, and raise it."""
         await asyncio.shield(self._loop.broken)
 
     def infer(self, call: Call) -> Awaitable[Result]:

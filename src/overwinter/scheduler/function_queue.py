@@ -58,8 +58,8 @@ class FunctionQueue(msgspec.Struct):
             functions[function.spec.id] = functions.pop(function.spec.id)
 
     def end_turn(self, function: "Function") -> None:
-        """Move a function that gets a device for its owner behind the others of its tenant, and the tenant behind the
-        others.
+        """Move a function to the end of its tenant's functions, and the tenant behind the others, because a device is
+        assigned to the functions that share an executor with it (`DeviceOwner`).
         """
         functions = self.of_tenants.pop(function.spec.tenant, None)
         if functions is None:
