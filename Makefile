@@ -48,9 +48,9 @@ OLDEST := 2.11.0+cpu
 OLDEST_BIN := .venv-oldest/bin
 
 test-oldest: setup
-	@if $(BIN)/python -m pip install --quiet --dry-run --no-deps 'torch==$(OLDEST)' 2> /dev/null; \
+	@if why=$$($(BIN)/python -m pip install --quiet --dry-run --no-deps 'torch==$(OLDEST)' 2>&1); \
 	then $(MAKE) --no-print-directory test-in-oldest; \
-	else echo 'skipped: pip finds no torch==$(OLDEST)'; fi
+	else echo "skipped, because pip does not install torch==$(OLDEST): $$(echo "$$why" | tail -1)"; fi
 
 test-in-oldest:
 	$(PYTHON) -m venv .venv-oldest

@@ -15,7 +15,7 @@ PLACES = ("src", "tests", "benchmarks", "examples", "docs", "scenarios", "packag
 TEXTS = sorted(
     path
     for path in (*ROOT.glob("*"), *(path for place in PLACES for path in (ROOT / place).rglob("*")))
-    if path.suffix in KINDS and path.is_file() and path != Path(__file__)
+    if path.suffix in KINDS and path.is_file() and path.parent.suffix != ".egg-info" and path != Path(__file__)
 )
 
 RETIRED = {

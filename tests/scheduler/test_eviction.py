@@ -279,6 +279,26 @@ def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_no
     assert world.resources.host.taken == 40
 
 
+def test_a_tmpfs_fuller_than_known_keeps_what_is_needed_and_counts_it_not_as_freed():
+    world = World(host_bytes=1000)
+    world.deploy(own("f"))
+    world.deploy(own("g"))
+    for name in "fg":
+        use(world, name)
+    world.log.clear()
+    world.deploy(spec("i", blobs=(("base", 10), ("x", 21))))
+    world.arrive("i")
+    world.fail_load()
+    assert dropped(world) == ["x"], "the heads of the others have 20 bytes"
+    world.log.clear()
+    world.deploy(spec("j", blobs=(("base", 10), ("y", 20))))
+    world.arrive("j")
+    world.fail_load()
+    assert sorted(dropped(world)) == ["f-head", "g-head", "y"]
+    world.settle()
+    assert isinstance(world.answers[4], Reply)
+
+
 @pytest.mark.parametrize(("nbytes", "left"), [(1, 30), (15, 20), (1000, 0)])
 def test_memory_pressure_evicts_no_more_functions_than_are_needed(nbytes, left):
     world = full()

@@ -1,7 +1,8 @@
 """The command that runs the scheduler on a simulated machine."""
 
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,7 +91,7 @@ def _run_once(scenario: "Scenario", base: Path, journal: Path | None, check: boo
     with ExitStack() as stack:
         file = None if journal is None else stack.enter_context(journal.open("wb"))
         report_progress = stack.enter_context(_progress("simulating", scenario.duration_s))
-        with _missing_trace_as_error(), _violation_as_error():
+        with _missing_trace_as_error(), _violation_as_error() if check else nullcontext():
             return World(scenario, base, file, check).run(report_progress)
 
 
@@ -124,7 +125,9 @@ def _violation_as_error() -> Iterator[None]:
     try:
         yield
     except AssertionError as error:
-        raise click.ClickException(f"an invariant of the scheduler is violated: {error}") from error
+        [place] = traceback.extract_tb(error.__traceback__)[-1:]
+        what = f"{str(error) or place.line} ({Path(place.filename).name}:{place.lineno})"
+        raise click.ClickException(f"an invariant of the scheduler is violated: {what}") from error
 
 
 @contextmanager

@@ -219,15 +219,15 @@ def _is_overlong(live: LiveWorker[FunctionStatistics], ready: bool, cpu_time_s: 
     long as well, but uses no more CPU time than usual.
     """
     begun = _begun(live) if ready else live.since
-    long_s = OVERLONG_FACTOR * (_usual_s(live) if ready else live.tally.usual_wake_s)
-    if begun is None:
+    if begun is None or now - begun <= OVERLONG_LEAST_S:
         return False
-    return now - begun > max(OVERLONG_LEAST_S, long_s) and cpu_time_s >= long_s * live.cores
+    long_s = OVERLONG_FACTOR * (_usual_s(live) if ready else live.tally.usual_wake_s)
+    return now - begun > long_s and cpu_time_s >= long_s * live.cores
 
 
 def _usual_s(live: LiveWorker[FunctionStatistics]) -> float:
-    """Return the usual time of the worker's longest run in progress; 0 if unknown. For a function that has not run yet,
-    the time of the function for which the worker was started counts.
+    """Return the usual time of the worker's longest run in progress; 0 if unknown. The usual time of the function for
+    which the worker was started counts too, because another may not have run yet.
     """
     longest = 0.0
     for run in live.runs.values():

@@ -53,14 +53,14 @@ from overwinter.scheduler import (
 )
 from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
 from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done, was_unloaded
-from overwinter.scheduler.blocks import drop_unused, end_load, missing_bytes, release
+from overwinter.scheduler.blocks import begin_load, drop_unused, end_load, missing_bytes, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.operations import begin_time_slice, drain, end_run, end_start, mark_all, smoothed, stop
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.request import Request
-from overwinter.scheduler.retention import evict
+from overwinter.scheduler.retention import evict_for
 from overwinter.scheduler.sizing import count_arrival
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.victims import evictable_bytes
@@ -380,10 +380,10 @@ def _load_failed(cycle: Cycle, event: LoadFailed) -> None:
     release(cycle, function)
     missing, is_full = missing_bytes(cycle, function), event.error == "NoSpaceError" and not function.load_again
     may_do = is_full and missing <= evictable_bytes(cycle, function)
-    function.load_again = may_do and evict(cycle, missing, function)
+    function.load_again = may_do and evict_for(cycle, missing, function)
     if function.load_again:
         # The tmpfs is fuller than the tables say, but the evicted bytes may suffice.
-        cycle.mark(function)
+        begin_load(cycle, function)
         return
     counterpart.refuse_waiting(cycle, function, event.error, event.message, cycle.config.retry_after_min_s)
     functions.fail(cycle, function, event.error, event.message)

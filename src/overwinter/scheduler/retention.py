@@ -168,16 +168,23 @@ def end_keep_alive_of_blocks(cycle: Cycle, function: Function) -> None:
 
 def make_space(cycle: Cycle, function: Function) -> bool:
     """Evict blocks until those that the function lacks fit in the host store; return whether that was possible in this
-    step. The blocks that it needs and the store has are kept: it holds them meanwhile, or the eviction of a variant
-    could drop them.
+    step: then its load must begin at once.
     """
     short = cycle.resources.host.short(missing_bytes(cycle, function))
-    if not short:
-        return True
+    return not short or evict_for(cycle, short, function)
+
+
+def evict_for(cycle: Cycle, nbytes: int, function: Function) -> bool:
+    """Evict blocks until this many bytes are freed for the load of a function, which must then begin at once; return
+    whether that was possible in this step. It holds its own blocks that the store has meanwhile: the eviction of a
+    variant could drop them.
+    """
+    if not cycle.state.evictable:
+        return False
     held = cycle.state.held_blocks(function)
     present = {address: nbytes for address, nbytes in function.sizes.items() if address in held.sizes}
     held.hold(function.spec.id, present)
-    has_space = evict(cycle, short, function)
+    has_space = evict(cycle, nbytes, function)
     held.release(function.spec.id, present)
     if not has_space:
         drop_unused(cycle, present, function.spec.store)

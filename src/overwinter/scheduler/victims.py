@@ -255,8 +255,10 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
     return (first if at <= cycle.now else None), at
 
 
-def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
-    """The bytes that evicting the unused functions except `keep` would free, as many as one step evicts."""
+def evictable_bytes(cycle: Cycle, keep: Function) -> int:
+    """The bytes that evicting the unused functions except `keep` would free, as many as one step evicts, without the
+    blocks that `keep` needs.
+    """
     evicted: dict[StoreName, Counter[Address]] = {}
     work = 0
     for function in _unused(cycle, keep):
@@ -268,7 +270,7 @@ def evictable_bytes(cycle: Cycle, keep: Function | None) -> int:
         stores[store].sizes.get(address, 0)
         for store, counts in evicted.items()
         for address, count in counts.items()
-        if stores[store].holders[address] == count
+        if stores[store].holders[address] == count and not (store == keep.spec.store and address in keep.sizes)
     )
 
 

@@ -133,6 +133,8 @@ class World:
             if progress is not None and number % PROGRESS_EVERY == 0:
                 progress(at)
         self._drain()
+        if self._checked:
+            check(self._scheduler.cycle)
         if progress is not None:
             progress(self._scenario.duration_s)
         report = self.reader.report(Seconds(timeline.now))
