@@ -47,7 +47,7 @@ test-machine: setup
 OLDEST := 2.11.0+cpu
 OLDEST_BIN := .venv-oldest/bin
 
-test-oldest: setup
+test-oldest: setup ## some tests with the oldest supported PyTorch, where pip finds a CPU build of it
 	@if why=$$($(BIN)/python -m pip install --quiet --dry-run --no-deps 'torch==$(OLDEST)' 2>&1); \
 	then $(MAKE) --no-print-directory test-in-oldest; \
 	else echo "skipped, because pip does not install torch==$(OLDEST): $$(echo "$$why" | tail -1)"; fi

@@ -10,12 +10,14 @@ import pytest
 from overwinter.cli.main import main
 
 ROOT = Path(__file__).parent.parent
-KINDS = {"", ".py", ".md", ".toml", ".txt", ".html", ".json", ".svg", ".service", ".dockerignore"}
+KINDS = {".py", ".md", ".toml", ".txt", ".html", ".json", ".svg", ".service", ".dockerignore"}
+NAMES = {"Dockerfile", "Makefile", "as-user", "run"}
+"""The files without a suffix that are read."""
 PLACES = ("src", "tests", "benchmarks", "examples", "docs", "scenarios", "packaging", ".ci")
 TEXTS = sorted(
     path
     for path in (*ROOT.glob("*"), *(path for place in PLACES for path in (ROOT / place).rglob("*")))
-    if path.suffix in KINDS and path.is_file() and path.parent.suffix != ".egg-info" and path != Path(__file__)
+    if (path.suffix in KINDS or path.name in NAMES) and path.parent.suffix != ".egg-info" and path != Path(__file__)
 )
 
 RETIRED = {

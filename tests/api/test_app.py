@@ -340,7 +340,7 @@ def test_load_with_a_configuration_is_refused(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 262_144, 400_000, 602_278])
 def test_the_request_of_a_client_that_disconnects_is_cancelled(served: Served, nbytes: int) -> None:
-    """Also after a large body, of which the last piece pauses reading."""
+    """Also after a large body: its last piece may pause reading."""
     served.node.slow_started.clear()
     served.node.slow_cancelled.clear()
     body = msgspec.json.encode(ECHO) + b" " * nbytes

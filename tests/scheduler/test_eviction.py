@@ -279,7 +279,7 @@ def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_no
     assert world.resources.host.taken == 40
 
 
-def test_a_tmpfs_fuller_than_known_keeps_what_is_needed_and_counts_it_not_as_freed():
+def test_a_tmpfs_fuller_than_known_keeps_what_is_needed_and_does_not_count_it_as_freed():
     world = World(host_bytes=1000)
     world.deploy(own("f"))
     world.deploy(own("g"))

@@ -96,9 +96,9 @@ def check_steps(before: LifecycleStates, after: LifecycleStates, event: Event) -
 
 
 TABLES: dict[str, tuple[Mapping[tuple[str, str], str], int]] = {
-    "function": (dict(FUNCTION.items()), 2),
-    "blocks": (dict(BLOCKS.items()), 2),
-    "worker": (dict(WORKER.items()), 3),
+    "function": (FUNCTION, 2),
+    "blocks": (BLOCKS, 2),
+    "worker": (WORKER, 3),
 }
 """The tables, with the most transitions that one event causes."""
 

@@ -32,8 +32,8 @@ IDLE_CHECK_EVERY = 10
 """A worker that has no run and did not compute is checked once in this many checks."""
 OVERLONG_FACTOR, OVERLONG_LEAST_S = 4.0, 1.0
 """A run or a load is overlong after this multiple of its usual time, and not before this time."""
-VERIFICATION = 6
-"""The requests that count in addition in a run of several functions (worker/split.py)."""
+VERIFICATION_REQUESTS = 6
+"""The requests whose runs take as long as the verification of a split (worker/split.py)."""
 NOISE = 0.05
 """The share of a core that a worker may use outside runs without being billed."""
 SHARE = 0.1
@@ -231,7 +231,7 @@ def _usual_s(live: LiveWorker[FunctionStatistics]) -> float:
     """
     longest = 0.0
     for run in live.runs.values():
-        requests = run.batch + (VERIFICATION if len(run.requests) > 1 else 0)
+        requests = run.batch + (VERIFICATION_REQUESTS if len(run.requests) > 1 else 0)
         for tally in (live.tally, *run.requests):
             longest = max(longest, tally.usual_run_s, requests * tally.usual_request_s)
     return longest
