@@ -360,7 +360,7 @@ def _check_bytes(cycle: Cycle) -> None:
     # With many unused functions, a step evicts some, and the next one follows soon.
     at = cycle.timers.at("bytes")
     if at is None or at > cycle.now + EVICTION_PAUSE_S:
-        assert victims.for_bytes(cycle, function) is None, f"{id_} waits although unused blocks could be evicted"
+        assert victims.for_bytes(cycle) is None, f"{id_} waits although unused blocks could be evicted"
 
 
 def _check_progress(cycle: Cycle, function: Function) -> None:

@@ -184,14 +184,14 @@ def evict_for(cycle: Cycle, nbytes: int, function: Function) -> bool:
     held = cycle.state.held_blocks(function)
     present = {address: nbytes for address, nbytes in function.sizes.items() if address in held.sizes}
     held.hold(function.spec.id, present)
-    has_space = evict(cycle, nbytes, function)
+    has_space = evict(cycle, nbytes)
     held.release(function.spec.id, present)
     if not has_space:
         drop_unused(cycle, present, function.spec.store)
     return has_space
 
 
-def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
+def evict(cycle: Cycle, nbytes: int) -> bool:
     """Evict blocks from the host stores until this many bytes are freed; return whether that was possible in this step.
     If the step has done its share of work, the queue for bytes is served again soon.
     """
@@ -200,7 +200,7 @@ def evict(cycle: Cycle, nbytes: int, keep: Function | None) -> bool:
         if has_evicted_enough(cycle):
             cycle.timers.arm("bytes", Seconds(cycle.now + EVICTION_PAUSE_S))
             return False
-        victim = victims.for_bytes(cycle, keep)
+        victim = victims.for_bytes(cycle)
         if victim is None:
             return False
         cycle.eviction_work += len(victim.sizes) + min(len(cycle.state.evictable), victims.SCANNED_MAX)
@@ -220,7 +220,7 @@ def has_evicted_enough(cycle: Cycle) -> bool:
 def release_blocks(cycle: Cycle, nbytes: int) -> int:
     """Evict unused blocks, until this many bytes are freed or nothing is left; returns the freed bytes."""
     before = host_bytes(cycle)
-    evict(cycle, nbytes, None)
+    evict(cycle, nbytes)
     return before - host_bytes(cycle)
 
 

@@ -221,13 +221,13 @@ def _may_take(cycle: Cycle, function: Function, wanted: Claim, worker: Worker, m
 # Bytes of a host store
 
 
-def for_bytes(cycle: Cycle, keep: Function | None) -> Function | None:
-    """Return the unused function to evict, except `keep`, or None.
+def for_bytes(cycle: Cycle) -> Function | None:
+    """Return the unused function to evict, or None.
 
     A function that shares every block frees nothing. It is evicted last, so that the last function that shares the
     blocks frees them.
     """
-    return _least_valuable(cycle, _unused(cycle, keep))
+    return _least_valuable(cycle, iter(cycle.state.evictable.values()))
 
 
 def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
@@ -256,12 +256,12 @@ def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
 
 
 def evictable_bytes(cycle: Cycle, keep: Function) -> int:
-    """The bytes that evicting the unused functions except `keep` would free, as many as one step evicts, without the
-    blocks that `keep` needs.
+    """The bytes that evicting the unused functions would free, as many as one step evicts, without the blocks that
+    `keep` needs.
     """
     evicted: dict[StoreName, Counter[Address]] = {}
     work = 0
-    for function in _unused(cycle, keep):
+    for function in cycle.state.evictable.values():
         if (work := work + len(function.sizes)) > EVICTION_WORK_MAX:
             break
         evicted.setdefault(function.spec.store, Counter()).update(function.sizes.keys())
@@ -282,10 +282,6 @@ def pinned_bytes(cycle: Cycle, function: Function) -> int:
     there = cycle.state.pinned.get(function.spec.store)
     shared = () if there is None else (size for address, size in function.sizes.items() if address in there.sizes)
     return everywhere - sum(shared)
-
-
-def _unused(cycle: Cycle, keep: Function | None) -> Iterator[Function]:
-    return (each for each in cycle.state.evictable.values() if each is not keep)
 
 
 def _least_valuable(cycle: Cycle, functions: Iterator[Function]) -> Function | None:
