@@ -24,7 +24,7 @@ def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monkey
     async def scene() -> None:
         came, drains, failed = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
         node = FakeNode(tmp_path)
-        node.broken = lambda: failed
+        node.until_broken = lambda: asyncio.shield(failed)
         node.until_ready = asyncio.Event().wait
 
         class Heard(Drain):
