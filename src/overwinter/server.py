@@ -105,14 +105,14 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, request_stop)
+    # Python's garbage collector stops the event loop while it traverses all objects. It does not traverse frozen ones,
+    # and never frees them. So they are frozen before the functions of the catalog are restored.
+    gc.collect()
+    gc.freeze()
     async with running(config, zygote_environment(config.scheduler.devices), log) as node:
         audit, sites = Audit(Path(config.data), log), Sites(listener.getsockname()[0])
         access = Access(node, TokenFile(Path(config.data)), audit, sites)
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
-        # Python's garbage collector stops the event loop while it traverses all objects. It does not traverse frozen
-        # ones.
-        gc.collect()
-        gc.freeze()
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(serve(app, listener, config.requests, drain))
             broken = tasks.create_task(until_broken(node))

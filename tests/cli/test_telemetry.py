@@ -80,7 +80,7 @@ def test_an_explanation_tells_why() -> None:
     assert "others needed space" in shown
     assert "REFUSED" not in shown
     assert "shares workers with no function" in shown
-    assert "ITS PRIVATE" not in shown
+    assert "PRIVATE" not in shown
 
 
 def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:

@@ -60,7 +60,7 @@ def test_bags_outside_the_indices_are_refused(mode, offsets):
 
 
 def test_bags_of_other_shapes_and_modes_are_refused():
-    with pytest.raises(ValueError, match="two lists"):
+    with pytest.raises(ValueError, match="one-dimensional"):
         bag([[0, 1]], [0])
     with pytest.raises(ValueError, match="modes"):
         bag([0, 1], [0], 3)

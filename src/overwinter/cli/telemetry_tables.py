@@ -24,7 +24,7 @@ from overwinter.cli.tables import (
 )
 
 SHOWN_MAX = 5
-"""The most functions named among those that share runs with a function."""
+"""How many of the functions that share runs with a function are named, at most."""
 
 
 def activity_table(activity: Description, limit: int | None) -> RenderableType:
@@ -162,7 +162,9 @@ def _facts_of(explained: Description) -> dict[str, str]:
 
 
 def _pool_facts(pool: Description) -> dict[str, str]:
-    """Return where a function of the pool ran, why there, and what counts for its priority, if answers count for it."""
+    """Return the devices on which a function of the pool ran, why the last one was chosen, and how many of its answers
+    were in time, if its priority depends on that.
+    """
     runs = ", ".join(f"{count} on {name}" for name, count in pool["runs"].items()) or "none"
     hits = "" if pool["hit_ratio"] is None else f"; {_share_text(pool['hit_ratio'])} found all blocks"
     moved = "" if pool["moved_bytes"] is None else f"; {size_text(pool['moved_bytes'])} moved"
@@ -240,7 +242,7 @@ def _workers_table(workers: Sequence[Description]) -> Table:
 
 def _bound_table(workers: Sequence[Description]) -> Table:
     """Build a table with one row for each function in each worker."""
-    table = _titled("WORKER", "FUNCTION", "STATE", numbers=("RUNS", "REQUESTS", "ITS PRIVATE"))
+    table = _titled("WORKER", "FUNCTION", "STATE", numbers=("RUNS", "REQUESTS", "PRIVATE"))
     for worker in workers:
         for bound in worker["bound"]:
             part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])

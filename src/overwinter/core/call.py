@@ -14,7 +14,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     name: FunctionName
     version: int | None
-    """The version; None: the version that answers for the name."""
+    """The version; None: the default version."""
     inputs: list[Tensor]
     """The inputs, which match the specs."""
     timeout_s: float | None = None

@@ -38,7 +38,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     function: Name
     version: Annotated[int, Meta(ge=1)] | None = None
-    """The version; None: the one that answers for the name when the stage starts."""
+    """The version; None: the default version at the start of the stage."""
     inputs: Annotated[dict[TensorName, Source], Meta(max_length=SOURCES_MAX)] = {}
     """The source of each input of the function."""
 

@@ -66,14 +66,15 @@ def _histogram(given: Arguments) -> None:
     widest = max(abs(low), abs(high))
     _require(isfinite(widest) and widest <= WIDEST_RANGE, f"histc takes a range within {WIDEST_RANGE}")
     narrowest = max(FINEST_RANGE * widest, 1 / WIDEST_RANGE)
-    _require(high - low >= narrowest, "histc takes a min well below its max, and both given")
+    _require(high - low >= narrowest, "histc takes a min and a max, the min well below the max")
 
 
 def _bags(given: Arguments) -> None:
     """The kernels read from one offset to the next without checking that these increase."""
     table, indices, offsets = given["weight"], given["indices"], given["offsets"]
     _require(given["mode"] in _BAG_MODES, f"embedding_bag takes the modes {_BAG_MODES}")
-    _require((table.dim(), indices.dim(), offsets.dim()) == (2, 1, 1), "embedding_bag takes a table and two lists")
+    dimensions = (table.dim(), indices.dim(), offsets.dim())
+    _require(dimensions == (2, 1, 1), "embedding_bag takes a matrix of weights and one-dimensional indices and offsets")
     _require(offsets.numel() > 0 or indices.numel() == 0, "embedding_bag takes offsets for its indices")
     _require_ascending("embedding_bag", offsets, indices.numel())
 
@@ -152,13 +153,13 @@ def _group_norm(given: Arguments) -> None:
 
 
 def _weight_norm(given: Arguments) -> None:
-    """The kernel for the first or last dimension reads as many norms as its length, and divides by it."""
+    """The kernel for the first or last dimension reads one norm for each index, and divides by their number."""
     values, norms, dim = given["v"], given["g"], given["dim"]
     _require(values.numel() > 0, "_weight_norm takes at least one value")
     if dim in (0, values.dim() - 1):
         shape = [size if at == dim else 1 for at, size in enumerate(values.shape)]
         fit = values.dim() > 0 and list(norms.shape) == shape and norms.dtype == values.dtype
-        _require(fit, "_weight_norm takes one norm of the values' type for each place of the dimension")
+        _require(fit, "_weight_norm takes one norm of the values' datatype for each index of the dimension")
 
 
 def _eigenvalues(given: Arguments) -> None:
@@ -226,7 +227,8 @@ def _recurrent(gates: int) -> Callable[[Arguments], None]:
     def check(given: Arguments) -> None:
         values, states, parameters = given["input"], given["hx"], given["params"]
         states = [states] if isinstance(states, torch.Tensor) else states
-        _require(len(states) == (2 if gates == _LSTM_GATES else 1), "a recurrent layer takes its states")
+        fit = len(states) == (2 if gates == _LSTM_GATES else 1)
+        _require(fit, "an LSTM takes two states, any other recurrent layer one")
         ranks = {part.dim() for part in (values, *states)}
         _require(ranks == {3}, "a recurrent layer takes an input and states of three dimensions")
         layers, directions = given["num_layers"], 2 if given["bidirectional"] else 1
@@ -252,10 +254,10 @@ def _recurrent(gates: int) -> Callable[[Arguments], None]:
 
 
 def _require_ascending(operator: str, offsets: torch.Tensor, length: int) -> None:
-    _require(not offsets.is_floating_point(), f"{operator} takes whole offsets")
+    _require(not offsets.is_floating_point(), f"{operator} takes integer offsets")
     if offsets.numel():
         within = int(offsets[0]) >= 0 and int(offsets[-1]) <= length and bool((offsets[1:] >= offsets[:-1]).all())
-        _require(within, f"{operator} takes offsets that go up from 0 to at most {length}")
+        _require(within, f"{operator} takes offsets from 0 to {length}, none below the one before")
 
 
 _SUM = 0
@@ -301,4 +303,4 @@ _GUARDS: dict[str, Guard] = {
 }
 
 TENSORS_ONLY: frozenset[str] = frozenset(_GUARDS.keys() | _COPYING.keys()) - _DIVISIONS
-"""Operators whose checks may read any of their tensor arguments, so that these cannot be numbers."""
+"""Operators whose checks read tensor arguments as tensors. A program cannot give them a number in place of a tensor."""

@@ -35,8 +35,8 @@ class Bindings:
         return list(self._functions.values())
 
     def lacking(self, bind: Bind) -> list[int]:
-        """The indices of the function's blocks that the worker does not have, or has from files that were dropped: the
-        function would keep such a file, which nothing counts or verifies, as long as the worker lives.
+        """The indices of the function's blocks that the worker does not have, or has from files that were dropped
+        since. Such a file is neither counted nor verified, and the function would use it until it is unbound.
         """
         numbered = enumerate(bind.blocks)
         return [at for at, (address, _) in numbered if address not in self._users or address in self._dropped]

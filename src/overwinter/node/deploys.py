@@ -68,8 +68,8 @@ class Deploys:
 
     async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:
         """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
-        passes, it answers for its name, unless other versions are promoted. `functions_max`: its tenant's limit, if
-        lower than the node's.
+        passes, it becomes the default version, unless other versions are promoted. `functions_max`: its tenant's
+        limit, if lower than the node's.
         """
         nbytes = len(encode_manifest(manifest))
         with self._quotas.deploying(manifest.tenant, nbytes, functions_max) as counted:
@@ -184,8 +184,8 @@ class Deploys:
         raise NotFoundError(f"no function {name!r} here")
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Remove one version, or all with None; its runs are completed. Raises NotFoundError, or ConflictError if a
-        pipeline needs it.
+        """Remove one version, or all with None. Runs in progress get the drain timeout to end. Raises NotFoundError, or
+        ConflictError if a pipeline needs it.
         """
         tenant = self.owner(name)
         async with self._pipelines.changing.turn(tenant):

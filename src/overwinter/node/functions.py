@@ -103,7 +103,7 @@ class DeployedFunction:
         self.on_trial = False
         """Whether it is on trial, and does not answer requests of callers yet."""
         self.check_publish: Callable[[], None] | None = None
-        """Raises an error if it may not answer for its name after its trial; None: it may."""
+        """Raises an error if it may not answer requests of callers after its trial; None: it may."""
         self.failed_preparations_left = 0 if self.handler_only else FAILED_PREPARATIONS_MAX
         """How many zygotes may still end while they compile the program; at 0 only workers compile it. 0 if its
         workers run only its handler, or after a compilation timed out.

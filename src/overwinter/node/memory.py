@@ -62,7 +62,7 @@ def _memory_of(permissions: bytes, pss: bytes, clean: bytes, dirty: bytes, anony
 def _pieces(smaps: int) -> Iterator[bytes]:
     """Yield the text in pieces that end with the last line of a mapping."""
     at, rest = 0, b""
-    # A read at a position does not move that of others who use the descriptor.
+    # Other threads read from the same descriptor, and `pread` does not move its file offset.
     while data := os.pread(smaps, PIECE_BYTES, at):
         at, rest = at + len(data), rest + data
         if len(rest) >= PIECE_BYTES:

@@ -39,7 +39,7 @@ class Node:
         telemetry: Telemetry,
         find: FindFunction,
     ) -> None:
-        """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""
+        """`find` returns one version of a function, or its default version; it may raise NotFoundError."""
         self.parts = parts
         self.repository = parts.repository
         self.profiler = profiler
@@ -102,8 +102,8 @@ class Node:
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
         """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
-        passes, it answers for its name, unless other versions are promoted. `functions_max`: its tenant's limit, if
-        lower than the node's.
+        passes, it becomes the default version, unless other versions are promoted. `functions_max`: its tenant's
+        limit, if lower than the node's.
         """
         return await self._deploys.deploy(manifest, functions_max)
 
@@ -114,8 +114,8 @@ class Node:
         return await self._deploys.deploy_pipeline(pipeline, tenant)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
-        """Remove one version, or all with None; its runs are completed. Raises NotFoundError, or ConflictError if a
-        pipeline needs it.
+        """Remove one version, or all with None. Runs in progress get the drain timeout to end. Raises NotFoundError, or
+        ConflictError if a pipeline needs it.
         """
         await (self._pipelines if name in self._pipelines else self._deploys).remove(name, version)
 
@@ -142,7 +142,7 @@ class Node:
             raise errors.exceptions[0] from None
 
     def _answering(self, name: FunctionName, version: int | None) -> list[DeployedFunction]:
-        """Return this version, or all that answer for the name."""
+        """Return this version, or all that get the requests without a version."""
         shares = () if version is not None else self.parts.published.versions(name).shares
         asked: list[int | None] = [share.version for share in shares] or [version]
         return [self._registry.deployed(name, each) for each in asked]
@@ -181,7 +181,7 @@ class Node:
         return self._pipelines.view(name, None).tenant if name in self._pipelines else self._deploys.owner(name)
 
     def view(self, name: FunctionName, version: int | None) -> DeployedView | PipelineView:
-        """Return a pipeline, one version of a function, or the one that answers for the name; raise NotFoundError."""
+        """Return a pipeline, one version of a function, or its default version; raise NotFoundError."""
         return (self._pipelines.view if name in self._pipelines else self._registry.view)(name, version)
 
     def versions(self, name: FunctionName) -> list[int]:

@@ -54,7 +54,7 @@ class Registry:
     # For callers
 
     def deployed(self, name: FunctionName, version: int | None) -> DeployedFunction:
-        """Return one version, or the version that answers for the name; raise NotFoundError."""
+        """Return one version, or the default version; raise NotFoundError."""
         asked = self._published.default(name) if version is None else version
         function = None if asked is None else self.functions.get(function_id(name, asked))
         if function is None or is_part(name):
@@ -64,7 +64,7 @@ class Registry:
         return function
 
     def view(self, name: FunctionName, version: int | None) -> DeployedView:
-        """Return one version, or the version that answers for the name, as callers see it; raise NotFoundError."""
+        """Return one version, or the default version, as callers see it; raise NotFoundError."""
         return DeployedView(self.deployed(name, version), self._published, self._hosts)
 
     def versions(self, name: FunctionName) -> list[int]:

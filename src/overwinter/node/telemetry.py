@@ -55,7 +55,7 @@ class Telemetry:
     """The telemetry of a node. Used on the event loop's thread only; slow work runs in other threads."""
 
     def __init__(self, parts: Parts, pipelines: Pipelines, find: FindFunction, observer: ServiceObserver) -> None:
-        """`find` returns a version of a function, or the one that answers for the name; or raises NotFoundError."""
+        """`find` returns one version of a function, or its default version; it may raise NotFoundError."""
         self._parts = parts
         self._pipelines = pipelines
         self._find = find

@@ -6,8 +6,8 @@ Functions and pipelines share one namespace; only the newest version of a pipeli
 
 The catalog knows the last version of each name that a tenant uses, and of the tenant's NAMES_MAX latest names. Of the
 tenant's older unused names together it knows only the highest version; a name that is new to the catalog starts above
-that version. A name is known for the tenant that used it last. So there is one exception: versions of an earlier
-tenant may be reused if the later one has removed the name and used NAMES_MAX newer ones.
+that version. It knows a name only for the tenant that used it last. So version numbers may be reused in one case: a
+second tenant takes over a name, removes it, and uses NAMES_MAX newer names; then the first tenant uses it again.
 """
 
 import sqlite3
@@ -23,7 +23,7 @@ from overwinter.store.traffic import check_removal, forget
 
 BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX, TENANT_PROFILES_MAX = 10_000, 5000
-"""The most profiles of a machine, of all tenants and of one."""
+"""How many profiles are kept for a machine, at most: of all tenants together, and of one tenant."""
 NAMES_MAX = 10_000
 """The latest names of a tenant, used or not, whose last version is known."""
 _SCHEMAS = (
