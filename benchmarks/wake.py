@@ -1,13 +1,13 @@
 """Measures the latency of a request to a function without a worker, for each kind of start.
 
-`python -m benchmarks.wake [--runs N] [model ...]`, batch 1, one thread everywhere. Each model is a family of two
-functions: the model, and a sibling with a retrained head. They have their own tenant, whose zygote holds no other
+`python -m benchmarks.wake [--runs N] [model ...]`, batch 1, one thread everywhere. Each model is a family of
+functions: the model, and four siblings with retrained heads. They have their own tenant, whose zygote holds no other
 program. `minilm-handler` is the demo's MiniLM with the demo's handler, which loads a tokenizer and takes text. A round
 measures, one after the other:
 
 * wake: no worker of the family is alive, the weights are in the host store;
 * warm: a worker is alive and has just answered (the second of two requests, so that its heap is allocated);
-* sibling: the first answer of the sibling, which that worker has not bound yet;
+* sibling: the first answer of each sibling, which that worker has not bound yet, each after two warm requests;
 * fresh: a new Python process imports PyTorch, loads the same weights from safetensors (in the page cache) and answers
   once;
 * loaded: the part of `fresh` after the last import. This is the control, because most of `fresh` is imports.
@@ -16,6 +16,9 @@ Then, for as many rounds, the node is restarted:
 
 * disk: with an empty host store, and with the page cache of the repository dropped. TMPDIR chooses the disk;
 * cold: with the blocks in the host store, and nothing else of the family in memory: no worker, zygote or program.
+
+What a wake or a sibling takes over a warm answer is the median of the differences to the warm answer next to it,
+because a machine's speed changes within minutes; for disk and cold it is the difference of the medians.
 
 `kept` is the memory that the family still uses after its worker has ended, without its blocks: the increase of the
 anonymous PSS of all processes of the node except the daemon, without `ahead`. `ahead` is the memory of the tenant's
@@ -35,6 +38,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from functools import partial
+from operator import sub
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -54,6 +58,7 @@ from overwinter.core.tensor import BYTES, Tensor, pack_bytes
 WITH_HANDLER = "minilm-handler"
 MODELS = ("minilm", "resnet50", "resnet152", "bert-base", WITH_HANDLER)
 KINDS = ("warm", "sibling", "wake", "cold", "disk", "fresh", "loaded")
+SIBLINGS = 4
 DISCARDED = 2
 KEEP_ALIVE_S = 2.0
 """Long enough for a round, and short enough to wait for its end."""
@@ -77,27 +82,30 @@ class FamilyWithHandler(Family):
 
 
 class Member(NamedTuple):
-    """One function: its request, and its correct answer."""
+    """One function: its name, its request, and its correct answer."""
 
+    name: str
     request: bytes
     answer: bytes
 
 
 class Subject:
-    """A deployed model and its sibling."""
+    """A deployed model and its siblings."""
 
     def __init__(self, name: str, node: Node, directory: Path) -> None:
         """Deploy the model. `directory`: the files that a fresh process loads."""
         self.name = name
         self.directory = directory
         self.times: Times = {kind: [] for kind in KINDS}
+        self.beyond: Times = {"wake": [], "sibling": []}
+        """The differences to the warm answer next to each."""
         self.kept: list[float] = []
         """The bytes kept after each cold start, without those of workers forked ahead."""
         self.ahead: list[float] = []
         """The bytes of the workers forked ahead for the tenant after each cold start."""
         family = FamilyWithHandler() if name == WITH_HANDLER else Family(name)
         with Client(node.url, tenant=name) as client:
-            self.sibling = self._deployed(client, family, 1)
+            self.siblings = [self._deployed(client, family, variant) for variant in range(1, SIBLINGS + 1)]
             self.itself = self._deployed(client, family, 0)
         if name != WITH_HANDLER:
             network: Any = family.module.model
@@ -106,19 +114,19 @@ class Subject:
             save_file(family.one(), directory / "inputs.safetensors")
 
     def _deployed(self, client: Client, family: Family, variant: int) -> Member:
-        name, code, tensors = f"{self.name}-sibling" if variant else self.name, None, as_tensors(family.one())
+        name, code, tensors = f"{self.name}-sibling-{variant}" if variant else self.name, None, as_tensors(family.one())
         assets: Mapping[str, bytes] = {}
         if self.name == WITH_HANDLER:
             code, assets = Path(minilm_handler.__file__).read_text(), minilm.assets()
             tensors = [Tensor("text", BYTES, (1,), pack_bytes([TEXT]))]
         family.vary(family.head(), variant)
         family.deploy(client, name, code, assets=assets, tenant=self.name, keep_alive_s=KEEP_ALIVE_S)
-        return Member(binary_request(name, tensors), family.answer())
+        return Member(name, binary_request(name, tensors), family.answer())
 
     def first_ms(self, connection: Connection, node: Node, start: str = "host") -> float:
         """Measure a request while the family has no worker."""
-        node.wait_workers(self.name, 0)
-        node.wait_workers(f"{self.name}-sibling", 0)
+        for member in (self.itself, *self.siblings):
+            node.wait_workers(member.name, 0)
         return self._ask_ms(connection, self.itself, start)
 
     def warm_ms(self, connection: Connection) -> float:
@@ -126,9 +134,21 @@ class Subject:
         self._ask_ms(connection, self.itself, "warm")
         return self._ask_ms(connection, self.itself, "warm")
 
-    def sibling_ms(self, connection: Connection) -> float:
-        """Measure the first request to the sibling while a worker exists."""
-        return self._ask_ms(connection, self.sibling, "bound")
+    def starts_ms(self, connection: Connection, node: Node) -> Times:
+        """Measure the first request without a worker, the first of each sibling, and the warm request next to each."""
+        times = {"wake": [self.first_ms(connection, node)], "warm": [self.warm_ms(connection)], "sibling": []}
+        for sibling in self.siblings:
+            times["warm"].append(self.warm_ms(connection))
+            times["sibling"].append(self._ask_ms(connection, sibling, "bound"))
+        return times
+
+    def add(self, times: Times) -> None:
+        """Record the result of `starts_ms`."""
+        first, *others = times["warm"]
+        self.beyond["wake"].append(times["wake"][0] - first)
+        self.beyond["sibling"] += map(sub, times["sibling"], others)
+        for kind, taken in times.items():
+            self.times[kind] += taken
 
     def _ask_ms(self, connection: Connection, member: Member, start: str) -> float:
         """Return the milliseconds of one request; raise RuntimeError if the answer is wrong."""
@@ -136,7 +156,7 @@ class Subject:
         answer = connection.ask(member.request)
         took = (time.perf_counter() - began) * 1e3
         if answer.start != start or answer.tensors != member.answer:
-            raise RuntimeError(f"{self.name}: a {answer.start} answer in place of {start}, or a wrong one")
+            raise RuntimeError(f"{member.name}: a {answer.start} answer in place of {start}, or a wrong one")
         return took
 
     def fresh_ms(self) -> tuple[float, float]:
@@ -155,7 +175,9 @@ class Subject:
         return took, loaded_s * 1e3
 
     def over_warm(self, kind: str) -> float:
-        """Return the milliseconds beyond a warm answer, by medians."""
+        """Return the milliseconds beyond a warm answer."""
+        if kind in self.beyond:
+            return median(self.beyond[kind])
         return median(self.times[kind]) - median(self.times["warm"])
 
 
@@ -165,15 +187,12 @@ def measure_starts(node: Node, subjects: list[Subject], runs: int) -> None:
     with Connection(node.port) as connection:
         for run in range(-DISCARDED, runs):
             for subject in subjects:
-                taken = {
-                    "wake": subject.first_ms(connection, node),
-                    "warm": subject.warm_ms(connection),
-                    "sibling": subject.sibling_ms(connection),
-                }
+                starts = subject.starts_ms(connection, node)
                 if subject.name != WITH_HANDLER and run >= -1:
-                    taken["fresh"], taken["loaded"] = subject.fresh_ms()
-                for kind, took in taken.items() if run >= 0 else ():
-                    subject.times[kind].append(took)
+                    fresh, loaded = subject.fresh_ms()
+                    starts |= {"fresh": [fresh], "loaded": [loaded]}
+                if run >= 0:
+                    subject.add(starts)
             print(f"  without restart: round {run + 1} of {runs}", file=sys.stderr)
 
 
@@ -210,7 +229,7 @@ def ahead_bytes(node: Node) -> int:
 
 def report(subjects: list[Subject], runs: int) -> None:
     """Print the tables and the RESULT line."""
-    print(f"milliseconds from request to answer, median (least-largest) of {runs}; batch 1, one thread")
+    print(f"milliseconds from request to answer, median (least-largest) of {runs} rounds; batch 1, one thread")
     titles = ("warm", "sibling", "wake", "cold", "disk", "fresh process", "of it after imports")
     print(f"{'model':16}" + "".join(f"{title:>24}" for title in titles))
     for subject in subjects:
@@ -247,7 +266,7 @@ def report(subjects: list[Subject], runs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="model", help=f"some of {', '.join(MODELS)}")
-    parser.add_argument("--runs", type=int, default=5, help="measurements of each kind; default 5")
+    parser.add_argument("--runs", type=int, default=5, help="rounds; default 5")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="overwinter-bench-") as root, running_node() as node:
