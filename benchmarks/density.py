@@ -34,10 +34,11 @@ from benchmarks.nodes import Node, running_node
 from benchmarks.plain import ForkedProcesses, PlainProcesses, save
 from benchmarks.variants import measure_variants
 from benchmarks.wire import Connection, binary_request
+from overwinter.worker.inbox import IDLE_MS
 
 MODELS = ("bert-base", "vgg19")
 VARIANTS_OF = "resnet50"
-IDLE_S = 1.0
+IDLE_S = IDLE_MS / 1000 + 1.0
 ROUNDS_MAX = 10
 """The most rounds of requests until every worker exists and has answered."""
 COMPARED = ("torch.load one", "mmap one", "forked one", "mmap variants", "forked variants")

@@ -24,11 +24,12 @@ from typing import Any
 from benchmarks.measure import MIB, Memory, memory, print_result, quantile, users_of
 from benchmarks.nodes import Node, running_node
 from benchmarks.wire import Connection
+from overwinter.worker.inbox import IDLE_MS
 
 MODELS = ("minilm", "mlp")
 ROUNDS = 4
 STARTS = 5
-IDLE_S = 1.5
+IDLE_S = IDLE_MS / 1000 + 1.0
 KINDS = {"bare": (0, ""), "1": (1, "binary"), "16": (16, "binary"), "json": (1, "json")}
 TITLES = {"bare": "bare PyTorch loop", "1": "1 client", "16": "16 clients", "json": "1 client, JSON"}
 OTHER_SERVERS = """Other servers, measured earlier on two cores with an MLP whose bare loop took 0.15 ms, JSON:

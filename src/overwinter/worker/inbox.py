@@ -8,8 +8,10 @@ from typing import Generic, TypeVar
 from overwinter.worker.channel import Channel
 from overwinter.worker.heap import release_heap
 
-IDLE_MS = 100
-"""The idle time after which a process returns its free heap to the system."""
+IDLE_MS = 2000
+"""The idle time after which a process returns its free heap to the system. The next run takes longer, because it maps
+the pages again.
+"""
 
 In = TypeVar("In")
 
