@@ -24,7 +24,7 @@ import ctypes
 
 kept = []
 given = huge = 0
-for _ in range(5):
+for _ in range(20):
     # Move the end of the heap: in each round it lies at another place between two huge pages.
     kept += [torch.empty(10_000) for _ in range(10)]
     blocks = [torch.ones(10_000) for _ in range(48)]
