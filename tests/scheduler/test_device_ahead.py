@@ -6,7 +6,7 @@ from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, 
 from overwinter.core.events import Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.scheduler import device_ahead
-from overwinter.scheduler.device_ahead import DELAY_MAX_S, UNPREPARED_S
+from overwinter.scheduler.device_ahead import DELAY_MAX_S, IDLE_S, UNPREPARED_S
 from overwinter.scheduler.device_runs import INTERRUPTED_S
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World
@@ -61,6 +61,26 @@ def test_a_run_does_not_wait_for_a_preparation_of_its_function_which_is_not_repe
     assert [type(each) for each in world.answers.values()] == [Reply] * 3
     # The run of g has prepared it.
     assert prepared(world) == ["g@1"]
+
+
+def test_an_interrupted_preparation_is_repeated_when_the_device_has_been_idle_for_a_while():
+    world = loaded(pooled("f", 1000), pooled("g", 1000))
+    world.arrive("f")
+    world.ready()
+    world.finish_on_device()
+    for number in range(5):
+        assert bool(world.devices.preparing) == (number == 0)
+        world.arrive("f")
+        if world.devices.preparing:
+            world.end_preparation(interrupted=True)
+        world.now += IDLE_S / 2
+        world.finish_on_device()
+    assert prepared(world) == ["g@1"]
+    world.now += IDLE_S
+    world.ring()
+    assert prepared(world) == ["g@1", "g@1"]
+    served(world, "f")
+    assert prepared(world) == ["g@1", "g@1"]
 
 
 def test_nothing_is_prepared_while_a_function_waits_or_for_another_tenant():
@@ -160,6 +180,8 @@ def test_a_tenant_whose_preparation_delayed_a_run_for_long_is_left_unprepared(de
     world.finish_on_device()
     world.deploy(pooled("m", 1000, tenant="u"), on_trial=True)
     served(world, "f")
+    world.now += IDLE_S
+    world.ring()
     assert [each for each in dict.fromkeys(prepared(world)) if each in ("h@1", "m@1")] == later
 
 

@@ -3,10 +3,12 @@
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
 prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
 a core or capacity for a worker. The device stays free, because a run that is ordered ends the preparation early: before
-the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). A function
-whose preparation kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S. This
-counts as a failure neither of the device nor of the requests behind it. After a preparation that delays a run for
-longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S either.
+the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). Then the
+device prepares again when it has been idle for IDLE_S, so that a client with one request after the other does not wait
+for a preparation at each of them. A function whose preparation kills its executor is not prepared again, and others of
+its tenant only after UNPREPARED_S. This counts as a failure neither of the device nor of the requests behind it. After
+a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S
+either.
 """
 
 from itertools import islice
@@ -31,6 +33,8 @@ CANDIDATES_MAX = 256
 UNPREPARED_S = 60.0
 """How long no function of a tenant is prepared after a preparation of one of them ended its executor, or delayed a run.
 """
+IDLE_S = 1.0
+"""How long a device must be idle after an interrupted preparation until the next one begins."""
 DELAY_MAX_S = 0.1
 """The longest delay of a run that has no consequence: a usual operator or compilation takes less."""
 
@@ -45,6 +49,9 @@ def check(cycle: Cycle) -> None:
     for device in pool.executors.values():
         executor = device.executor
         if executor is None or not executor.is_idle or not executor.may_prepare:
+            continue
+        if executor.was_interrupted and cycle.now < executor.since + IDLE_S:
+            cycle.timers.arm(executor.id, executor.since + IDLE_S)
             continue
         function = _next_function(cycle, device, executor)
         if function is not None:
@@ -103,7 +110,7 @@ def prepared(cycle: Cycle, event: PreparedOnDevice) -> None:
     spec = executor.preparing.function.spec
     if cycle.now - executor.preparing.delays_since > DELAY_MAX_S:
         _leave_unprepared(cycle, spec.tenant)
-    executor.preparing = None
+    executor.preparing, executor.was_interrupted = None, event.interrupted
     # It may have been unbound meanwhile.
     if spec.id in executor.handed_over and not event.interrupted:
         executor.handed_over[spec.id] = spec.program

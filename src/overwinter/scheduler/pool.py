@@ -72,6 +72,8 @@ class Executor(msgspec.Struct, eq=False):
     """What it prepares. A run may be ordered meanwhile."""
     may_prepare: bool = True
     """Whether there may be a function to prepare."""
+    was_interrupted: bool = False
+    """Whether a run ended its last preparation early."""
     handed_over: dict[FunctionId, Address | None] = msgspec.field(default_factory=dict)
     """The functions that were handed over to it and not unbound since, and the program of each that ran or is prepared.
     """
