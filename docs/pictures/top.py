@@ -82,7 +82,7 @@ def record() -> dict[str, Any]:
 
 
 def ask(client: "Client", callers: Executor) -> None:
-    """Ask each function that answers a question alone, at random times, some much more often than others."""
+    """Call the functions that need no other one with the demo's inputs, at random times, some much more often."""
     from examples.demo_models import questions
 
     chance = random.Random(SEED)

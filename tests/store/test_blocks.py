@@ -143,7 +143,7 @@ def test_what_is_not_an_address_is_refused(text):
 @pytest.mark.parametrize("sizes", [RANK_MAX + 1, 1000, 50_000])
 def test_a_layout_of_more_sizes_than_a_tensor_has_is_refused(sizes):
     text = b"uint8[%s]\n" % b",".join([b"999999999999999999"] * sizes)
-    with pytest.raises(CallerError, match=f"more than {RANK_MAX} sizes"):
+    with pytest.raises(CallerError, match=f"more than {RANK_MAX} dimensions"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
 
 
@@ -161,5 +161,6 @@ def test_a_layout_longer_than_any_block_has_is_refused():
     text = b"\n" * (MAX_LAYOUT_BYTES + 1)
     with pytest.raises(CallerError, match="not a block"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
-    scalars = plan_block((number, Shape("complex128", (1,) * 32)) for number in range(PACK_BYTES // ALIGNMENT_BYTES))
+    weight = Shape("complex128", (1,) * RANK_MAX)
+    scalars = plan_block((number, weight) for number in range(PACK_BYTES // ALIGNMENT_BYTES))
     assert len(layout_text(scalars)) < MAX_LAYOUT_BYTES

@@ -258,7 +258,7 @@ def test_the_room_on_the_tmpfs_is_enforced_before_anything_is_written(repository
     monkeypatch.setattr(host_module, "free_bytes", lambda root: 6 * PAGE_BYTES - host.occupied_bytes)
     with pytest.raises(NoSpaceError, match=rf"4 blocks of {8 * PAGE_BYTES} bytes") as result:
         host.load(blobs)
-    assert result.value.totals == f"{6 * PAGE_BYTES} bytes on the tmpfs are free"
+    assert result.value.totals == f"{6 * PAGE_BYTES} bytes on the tmpfs are free for them"
     assert names(host) == set()
     host.load(blobs[:3])
     assert host.occupied_bytes == 6 * PAGE_BYTES

@@ -58,7 +58,7 @@ class Response(responses.Response):
     def __init__(
         self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], tail: Sequence[Buffer] = ()
     ) -> None:
-        """`tail` follows `body` and is sent without copying them together. The headers are sent unchanged."""
+        """`tail` follows `body`; a large response is sent without joining them. The headers are sent unchanged."""
         self.status_code = status
         self.background = None
         self.tail = tail

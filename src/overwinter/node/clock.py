@@ -5,7 +5,8 @@ import time
 from overwinter.core.ids import Seconds
 
 PID_SHIFT, SCHEDULED = 3, 2
-"""The parts of the number of a process's CPU clock (Linux: clock_getcpuclockid)."""
+"""How Linux encodes the id of a process's CPU clock: the shift of the process id, and the kind of clock
+(clock_getcpuclockid)."""
 
 
 def now() -> Seconds:

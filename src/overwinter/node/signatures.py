@@ -7,7 +7,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.node.registry import Registry
 
 REMEMBERED = 2
-"""The signatures that are remembered of a pipeline: that of the current versions, and that after a checked change."""
+"""How many signatures of a pipeline are remembered: one for the current versions, one for a change that is checked."""
 
 _Tensors = list[tuple[TensorSpec, ...]]
 
@@ -43,7 +43,7 @@ class Signatures:
         result = next((result for known, result in self._last if known == tensors), None)
         if result is None:
             result = self._computed(find)
-        # These tensors are remembered, not equal ones of another version: the same objects are compared fastest.
+        # The tensors of this lookup are remembered, even if equal ones were: identical objects are compared fastest.
         others = [each for each in self._last if each[1] is not result]
         self._last = [(tensors, result), *others][:REMEMBERED]
         if isinstance(result, CallerError):

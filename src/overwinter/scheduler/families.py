@@ -46,9 +46,9 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     family = cycle.state.families.get(id_)
     if family is None:
         family = cycle.state.families[id_] = Family(id_, latency_model(cycle, spec), used_at=cycle.now)
-        model_of = None
+        profiled = None
     else:
-        model_of = spec if spec.profile is not None and not family.latency.points else family.first_member.spec
+        profiled = spec if spec.profile is not None and not family.latency.points else family.first_member.spec
     function = Function(spec, family, on_trial, sizes_of(spec.blobs), cycle.now)
     function.last_worker_before = cycle.last_worker
     if not in_workers:
@@ -57,7 +57,7 @@ def join(cycle: Cycle, spec: FunctionSpec, on_trial: bool) -> Function:
     family.members[spec.id] = function
     function.trunk = family.trunks.join(spec.id, function.sizes)
     _count_settings(family, spec.settings, 1)
-    _settings_changed(cycle, family, model_of)
+    _settings_changed(cycle, family, profiled)
     return function
 
 
@@ -135,8 +135,8 @@ def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool =
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
     """Mark the family's functions that have waiting requests or are to be woken, by priority and due time, because a
-    worker may be available; and mark `functions`. Of many, those that are due first are marked, as many of those that a
-    worker has bound, and as many of those to be woken.
+    worker may be available; and mark `functions`. If more than MARKED_MAX wait, only the MARKED_MAX that are due first,
+    the MARKED_MAX bound ones that are due first, and MARKED_MAX of those to be woken are marked.
     """
     if not family.waiting and not family.waking:
         for each in functions:
@@ -162,7 +162,7 @@ def due_at(spec: FunctionSpec, arrived: Seconds) -> float:
 
 
 def has_slo(function: Function, request: Request) -> bool:
-    """Whether a request has an SLO: that of its function, or as a stage of a pipeline that of the pipeline."""
+    """Whether a request has an SLO: its function's or, if it is a stage of a pipeline, the pipeline's."""
     return function.spec.settings.slo_ms is not None or request.due != due_at(function.spec, request.arrived)
 
 
@@ -183,14 +183,14 @@ def _count_settings(family: Family, settings: Settings, members: int) -> None:
             del family.slos_ms[settings.slo_ms]
 
 
-def _settings_changed(cycle: Cycle, family: Family, model_of: FunctionSpec | None) -> None:
-    """The members of the family changed; `model_of`: the function whose configurations a new model uses, if one is
+def _settings_changed(cycle: Cycle, family: Family, profiled: FunctionSpec | None) -> None:
+    """The members of the family changed; `profiled`: the function whose profile a new latency model uses, if one is
     needed.
     """
     before = family.slo_ms
     family.slo_ms = min(family.slos_ms, default=None)
     had_points = bool(family.latency.points)
-    if model_of is not None and (before != family.slo_ms or (model_of.profile is not None and not had_points)):
+    if profiled is not None and (before != family.slo_ms or (profiled.profile is not None and not had_points)):
         slowdown = family.latency.slowdown
-        use_profile(cycle, family, model_of)
+        use_profile(cycle, family, profiled)
         family.latency.slowdown = slowdown if had_points else 1.0

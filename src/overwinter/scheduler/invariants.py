@@ -26,7 +26,7 @@ from overwinter.scheduler.wants import wants_capacity
 def check(cycle: Cycle) -> None:
     """Raise AssertionError if the tables contradict each other, or a function waits without a reason."""
     state = cycle.state
-    assert not cycle.changed, "a changed function was not asked for its want"
+    assert not cycle.changed, "the want of a changed function was not computed"
     _check_requests(state)
     _check_workers(cycle)
     _check_ahead(cycle)
@@ -103,8 +103,8 @@ def _check_families(state: State) -> None:
         settings = [each.spec.settings for each in family.members.values()]
         assert family.with_keep_alive == sum(each.keep_alive_s is not None for each in settings)
         slos_ms = Counter(each.slo_ms for each in settings if each.slo_ms is not None)
-        assert (family.slos_ms, family.slo_ms) == (slos_ms, min(slos_ms, default=None)), f"SLOs of {family.id} differ"
-        assert family.max_workers == sum(each.max_workers for each in settings), f"most workers of {family.id} differ"
+        assert (family.slos_ms, family.slo_ms) == (slos_ms, min(slos_ms, default=None)), f"wrong SLOs of {family.id}"
+        assert family.max_workers == sum(each.max_workers for each in settings), f"max_workers of {family.id} is wrong"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
         wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("capacity", "bytes")}
@@ -123,10 +123,10 @@ def _check_families(state: State) -> None:
 
 def _check_versions(state: State) -> None:
     for name, versions in state.versions.items():
-        answer = sorted(each.spec.version for each in state.functions.values() if each.spec.name == name)
+        existing = sorted(each.spec.version for each in state.functions.values() if each.spec.name == name)
         assert versions.numbers, f"{name} is recorded without a version"
         assert versions.numbers == sorted(set(versions.numbers)), f"versions of {name} are out of order"
-        assert set(versions.numbers) <= set(answer), f"a removed version of {name} answers"
+        assert set(versions.numbers) <= set(existing), f"a removed version of {name} is listed"
         assert {share.version for share in versions.shares} <= set(versions.numbers), (
             f"{name} has a share for a removed version"
         )
@@ -139,7 +139,7 @@ def _check_tenants(cycle: Cycle) -> None:
         functions = {each.spec.id for each in state.functions.values() if each.spec.tenant == id_}
         assert functions == set(tenant.functions), f"the functions of tenant {id_} are wrong"
         kept = [each for each in map(state.functions.__getitem__, functions) if each.loaded or each.loading is not None]
-        assert tenant.held == Counter(chain.from_iterable(each.sizes for each in kept)), f"the blocks of {id_} differ"
+        assert tenant.held == Counter(chain.from_iterable(each.sizes for each in kept)), f"wrong blocks of {id_}"
         own_ahead = any(each.tenant == id_ for each in state.ahead.values())
         assert functions or own or own_ahead or cycle.resources.requests.of(id_), f"tenant {id_} is not needed"
         assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, (
@@ -199,7 +199,7 @@ def _check_ledger(cycle: Cycle) -> None:
     # The estimates of binds may have grown since these began.
     coming = sum(worker.coming_bytes for worker in state.workers.values() if not worker.stopping)
     assert resources.memory.fits(0, resources.memory.taken - stopping - coming), "workers use more memory than allowed"
-    # The host stores too: their capacity does not shrink here.
+    # The host stores too: where this check is used, their capacity never shrinks below what is taken.
     for resource in (resources.workers, resources.requests, resources.host, resources.runs, resources.reserved):
         is_alone = resource.alone and sum(1 for claim in claims.values() if claim.get(resource)) == 1
         assert is_alone or resource.fits(0), f"too many {resource.name} are taken"
@@ -298,11 +298,11 @@ def _check_cores(cycle: Cycle) -> None:
     state, cores = cycle.state, cycle.resources.cores
     waiting = [state.functions[id_] for id_ in (*state.core_queue.timely, *state.core_queue.late)]
     of_tenants = {id_: tenant for tenant, own in state.core_queue.tenants.items() for id_ in own}
-    assert of_tenants == {each.spec.id: each.spec.tenant for each in waiting}, "the tenants of waiting functions differ"
+    assert of_tenants == {each.spec.id: each.spec.tenant for each in waiting}, "wrong tenants wait for cores"
     served = {operation.function.spec.tenant for operation in state.holding_cores.values()}
     assert state.core_queue.tenants.keys() <= served, "a tenant without a core waits for one"
     if waiting:
-        assert cycle.orders_cores, "a function waits for unlimited cores"
+        assert cycle.orders_cores, "a function waits for cores, which are unlimited"
         first = _first_for_cores(state)
         assert first is None or not cores.fits(order.needs(first)), "the first function that waits for cores could run"
     if cores.capacity is not None:
@@ -341,7 +341,7 @@ def _check_capacity(cycle: Cycle) -> None:
         assert waits, f"{id_} waits although there is capacity"
         return
     wanted = claim_of_queued(cycle, function)
-    assert could_fit(cycle, function), f"{id_} waits for capacity for what would not fit even without all others"
+    assert could_fit(cycle, function), f"{id_} waits for capacity, but would not fit even alone"
     if not victims.FutureClaims(cycle).has_capacity(function, wanted):
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the capacity of a process forked ahead"
         victim = victims.for_capacity(cycle, function, wanted)
@@ -354,7 +354,7 @@ def _check_bytes(cycle: Cycle) -> None:
     if function is None:
         return
     id_ = function.spec.id
-    assert host.capacity is not None, f"{id_} waits for unlimited bytes"
+    assert host.capacity is not None, f"{id_} waits for host bytes, which are unlimited"
     assert why_never_fits(function, host.capacity, victims.pinned_bytes(cycle, function)) is None
     assert not host.fits(missing_bytes(cycle, function)), f"{id_} waits although the host store has space"
     # With many unused functions, a step evicts some, and the next one follows soon.
@@ -376,10 +376,10 @@ def _check_progress(cycle: Cycle, function: Function) -> None:
     assert not (function.queue and free), f"requests of {id_} wait although workers {free} are free"
     comes = function.loading is not None or any(not worker.is_idle for worker in function.usable_workers())
     waits = cycle.now < function.backoff_until or id_ == cycle.state.releasing
-    host = worker_to_bind_in(cycle, function, free_workers(function))
-    if host is not None and not function.on_trial and not waits:
+    worker = worker_to_bind_in(cycle, function, free_workers(function))
+    if worker is not None and not function.on_trial and not waits:
         assert function.is_starting or function.loading is not None, (
-            f"{id_} waits although worker {host.id} could bind it"
+            f"{id_} waits although worker {worker.id} could bind it"
         )
     assert comes or waits, f"{id_} wants a worker but waits for no event"
 

@@ -25,8 +25,8 @@ from overwinter.store.packing import ALIGNMENT_BYTES, PACK_BYTES, BlockPlan, pla
 LENGTH_BYTES = 4
 WEIGHTS_MAX = 2 * PACK_BYTES // ALIGNMENT_BYTES
 """The most weights in one block: twice as many as fit in a pack of scalars."""
-MAX_LAYOUT_BYTES = 2 << 20
-"""The most bytes of a layout. A pack of scalars of 32 dimensions needs up to 1.2 MiB."""
+MAX_LAYOUT_BYTES = 4 << 20
+"""The most bytes of a layout. A pack of one-element weights with 64 dimensions each needs up to 2.2 MiB."""
 _LINE = re.compile(r"([a-z0-9_]+)\[((?:(?:0|[1-9]\d{0,17})(?:,(?:0|[1-9]\d{0,17}))*)?)\]", re.ASCII)
 _ADDRESS = re.compile(ADDRESS_PATTERN)
 _NAMED = re.compile(r"(?:\b(?:block|blob) )?\b[0-9a-f]{64}\b")
@@ -121,7 +121,7 @@ def parse_layout(text: Buffer, body_bytes: int) -> BlockPlan:
     weights: list[tuple[int, _Described]] = []
     for line in lines[:-1]:
         if line.count(",") >= RANK_MAX:
-            raise CallerError(f"a block's layout has a weight of more than {RANK_MAX} sizes")
+            raise CallerError(f"a block's layout has a weight with more than {RANK_MAX} dimensions")
         match = _LINE.fullmatch(line)
         if match is None or match[1] not in DTYPE_BYTES:
             raise CallerError(f"a block's layout has the line {line[:80]!r}; dtype[size,...] is needed")

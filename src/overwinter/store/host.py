@@ -135,8 +135,8 @@ class HostStore:
         """Return read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
 
         Raises StoreError when a block is not resident; when its size has changed, in which case it is dropped and can
-        be loaded again; and when an earlier owner left it and it is not verified. All of these blocks
-        whose files are gone are dropped, so that one load brings them all.
+        be loaded again; and when an earlier owner left it and it is not verified. If the file of one is gone, all of
+        `addresses` whose files are gone are dropped, so that one load brings them all.
         """
         descriptors: list[int] = []
         wanted = tuple(addresses)
@@ -303,12 +303,12 @@ class HostStore:
         needed = sum(map(page_bytes, mine.values()))
         claimed = sum(map(page_bytes, self._claimed.values()))
         free = free_bytes(self.root) - claimed
-        removed = sum(map(page_bytes, self._removals.sizes))
-        if needed > free + removed:
+        leaving = sum(map(page_bytes, self._removals.sizes))
+        if needed > free + leaving:
             raise NoSpaceError(
                 f"the host store {self.root} has no room for {len(mine)} blocks of {needed} bytes in all: unload or "
                 f"remove functions, or give the host store more",
-                totals=f"{max(free + removed, 0)} bytes on the tmpfs are free",
+                totals=f"{max(free + leaving, 0)} bytes on the tmpfs are free for them",
             )
         return needed <= free
 
@@ -340,8 +340,8 @@ class HostStore:
                 self.verification.damaged_disk += 1
                 raise damaged(address)
         raise StoreError(
-            f"block {address} did not read as {nbytes} bytes of that address, {MAX_READS} times, though the repository "
-            f"finds it sound: the manifest gives a wrong size, or memory or disk are failing"
+            f"block {address} was read {MAX_READS} times with a wrong size or hash (expected: {nbytes} bytes), though "
+            f"the repository finds it intact: the manifest gives a wrong size, or memory or disk are failing"
         )
 
     def _fill(self, draft: Draft, address: Address, nbytes: int, pause: Callable[[], None]) -> None:

@@ -65,7 +65,7 @@ class MeasuredWorkerMemory(NamedTuple):
 
 
 class Accounts:
-    """The last results. The loop's thread writes them; other threads read them."""
+    """The results of the last full accounting of memory. The loop's thread writes them; other threads read them."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, MeasuredWorkerMemory] = {}
