@@ -4,6 +4,8 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
+from overwinter.core.errors import CallerError
+
 INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
 OUTPUTS = [{"name": "embedding", "datatype": "FP32", "shape": ["batch", 384]}]
 
@@ -26,6 +28,8 @@ def setup(assets: dict[str, Tokenizer]) -> Tokenizer:
 
 def preprocess(inputs: dict[str, list[bytes]], state: Tokenizer) -> dict[str, torch.Tensor]:
     """Convert text [batch] to token ids and mask, each [batch, longest sentence]."""
+    if not inputs["text"]:
+        raise CallerError("input 'text' is empty")
     # Encode one by one: a batch would start threads, which a sandbox may not allow.
     tokens = [torch.tensor(state.encode(sentence.decode()).ids) for sentence in inputs["text"]]
     masks = [torch.ones_like(ids) for ids in tokens]

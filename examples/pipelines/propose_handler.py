@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from overwinter.core.errors import CallerError
+
 INPUTS = [{"name": "image", "datatype": "UINT8", "shape": ["height", "width", 3]}]
 OUTPUTS = [{"name": "boxes", "datatype": "FP32", "shape": ["found", 5]}]
 
@@ -49,7 +51,7 @@ def _sizes(image: Tensor) -> list[tuple[int, int]]:
     """Return height and width of the picture at every scale, the largest first."""
     height, width = image.shape[:2]
     if min(height, width) < SMALLEST_FACE:
-        raise ValueError(
+        raise CallerError(
             f"a picture must be at least {SMALLEST_FACE} pixels wide and high; this one is {width} x {height}"
         )
     scale = WINDOW / SMALLEST_FACE

@@ -71,7 +71,8 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConflictError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+        remedy = "choose another --port, and for a second node another --data"
+        raise ConflictError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     listener.listen(1024)
     listener.setblocking(False)
     return listener

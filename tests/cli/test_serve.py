@@ -137,7 +137,8 @@ def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         failed = local("serve", "--port", str(port), "--data", str(tmp_path / "data"), exit_code=1)
     assert failed.stderr == (
-        f"error: cannot listen on 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}; choose another --port\n"
+        f"error: cannot listen on 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}; choose another --port, and for a "
+        "second node another --data\n"
     )
     assert not (tmp_path / "data").exists()
 

@@ -63,7 +63,7 @@ def simulate(  # noqa: PLR0913 - one parameter for each option
     from overwinter.simulation.scenario import read_scenario
 
     if figures and find_spec("matplotlib") is None:
-        raise click.UsageError("figures need matplotlib: pip install 'overwinter[figures]', or add --no-figures")
+        raise click.UsageError("figures need matplotlib: pip install matplotlib, or add --no-figures")
     if capacity is not None and (journal is not None or check):
         option = "--check" if journal is None else "--journal"
         raise click.UsageError(f"--capacity runs many simulations, and {option} is for one: leave one of them out")

@@ -51,7 +51,8 @@ def open_source(
         return path
     module, mark, name = source.partition(":")
     if not (mark and module and name):
-        raise CallerError(f"{source!r} is neither module:callable, nor a .pt2 file, nor a directory")
+        others = "a .pt2 file, nor a directory, nor the .toml file of a pipeline"
+        raise CallerError(f"{source!r} is neither module:callable, nor {others}")
     return _called(source, _found(module, name, directory))
 
 

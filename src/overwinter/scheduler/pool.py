@@ -221,7 +221,7 @@ class LastBinding(msgspec.Struct, frozen=True):
         text = f"{self.device}: all its blocks were there"
         if self.missing_bytes:
             wait_ms = 1e3 * self.swap_wait_s
-            missing = f"{self.device}: {self.missing_bytes} bytes were missing there"
+            missing = f"{self.device}: {self.missing_bytes:,} bytes were missing there"
             text = f"{missing}, and the run waits {wait_ms:.1f} ms for them"
         if self.peer is not None:
             text += f"; {self.peer} provides what it has"

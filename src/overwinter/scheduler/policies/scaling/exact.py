@@ -109,7 +109,7 @@ def _optimize() -> ModuleType:
     try:
         return import_module("scipy.optimize")
     except ModuleNotFoundError as error:
-        raise MachineError("the exact scaler needs scipy: pip install 'overwinter[exact]', or use dts") from error
+        raise MachineError("the exact scaler needs scipy: pip install scipy, or use dts") from error
 
 
 def _choose(given: ScalingInput, rate: float) -> Points:
