@@ -143,7 +143,7 @@ class Subject:
         return times
 
     def add(self, times: Times) -> None:
-        """Record the result of `starts_ms`."""
+        """Record the times of a round: those of `starts_ms`, and of a fresh process if there is one."""
         first, *others = times["warm"]
         self.beyond["wake"].append(times["wake"][0] - first)
         self.beyond["sibling"] += map(sub, times["sibling"], others)
