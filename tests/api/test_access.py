@@ -267,6 +267,17 @@ def test_requests_beyond_a_tenant_s_rate_are_refused_with_retry_after(
     assert client(served, first).functions() == []
 
 
+def test_the_client_waits_while_the_rate_is_exceeded(client: Connect, served: Served, tokens: TokenFile) -> None:
+    tokens.limit("acme", Quota(requests_per_s=1))
+    acme = client(served, made(tokens, "acme"))
+    content = bytes(3 << 19)
+    assert acme.functions() == []
+    # The content of the first attempt, which was refused, is sent again.
+    assert acme.put_block(address_of(content), content)
+    with pytest.raises(RateError):
+        acme.infer("any", {})
+
+
 def test_a_tenant_stores_no_more_than_its_quota(served: Served, tokens: TokenFile, http: httpx.Client) -> None:
     tokens.limit("acme", Quota(nbytes=8192))
     acme, other = made(tokens, "acme"), made(tokens, "else")

@@ -138,6 +138,8 @@ def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
     run("deploy", "cli_scale:model", "--name", "leaving")
     for command in (("rm", "leaving", "--yes"), ("load", "leaving"), ("unload", "leaving"), ("profile", "leaving")):
         assert "does not belong to tenant" in run(*command, "--tenant", "other", exit_code=1).stderr
+    assert "leaving" in run("ps").stdout
+    assert "leaving" not in run("ps", "--tenant", "other").stdout
     assert run("rm", "leaving", text="y\n").stdout == "removed all versions of leaving\n"
     run("rm", "leaving", "--yes", exit_code=1)
 
@@ -186,6 +188,7 @@ def test_text_goes_in_and_out(run: Run, labels: str) -> None:
         (["-i", "x=[1, 2, 3]"], "input 'x' has shape [1, 3]"),
         (["-i", "x=@missing.npy"], "missing.npy: No such file or directory"),
         (["-i", "x=[1, 2]", "--timeout", "soon"], "'soon' is not a duration"),
+        (["-i", "x=[1, 2]", "--timeout", "0s"], "--timeout 0s"),
         ([], "input 'x' is missing"),
     ],
 )

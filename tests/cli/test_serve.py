@@ -75,7 +75,7 @@ def test_devices_are_alike() -> None:
         DeviceConfig(name=DeviceId(name), memory_bytes=256 << 20, activation_bytes=64 << 20, bytes_per_s=1e9)
         for name in ("virtual:0", "virtual:1")
     )
-    with pytest.raises(ValueError, match="memory_bytes"):
+    with pytest.raises(ValueError, match="--device-memory"):
         config("--devices", "1", "--device-memory", "1KiB")
 
 

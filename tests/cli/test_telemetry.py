@@ -3,6 +3,7 @@
 from rich.console import Console
 
 from overwinter.cli.telemetry_tables import activity_table, explained_tables, usage_table
+from overwinter.scheduler.latency import SLOWDOWN_MAX
 
 FUNCTION = {
     "name": "f0", "tenant": "t", "state": "awake", "running": 2, "queued": 3, "shared": 0.25, "rate": 4.25,
@@ -46,8 +47,8 @@ USED = {
 }  # fmt: skip
 
 
-def text(*what: object) -> str:
-    console = Console(width=300)
+def text(*what: object, width: int = 300) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(*what)
     return captured.get()
@@ -78,6 +79,8 @@ def test_an_explanation_tells_why() -> None:
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
     ]  # fmt: skip
     assert "others needed space" in shown
+    limit = {**EXPLAINED["profile"], "slowdown": SLOWDOWN_MAX}
+    assert "at least 8.00 times" in " ".join(text(*explained_tables({**EXPLAINED, "profile": limit})).split())
     assert "REFUSED" not in shown
     assert "shares workers with no function" in shown
     assert "PRIVATE" not in shown
@@ -94,6 +97,10 @@ def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
     assert ["9", "f@2", "binding", "0", "0", "-"] in lines
     assert ["8", "a@1", "running", "1", "3", "2.0", "KiB"] in lines
     assert ["8", "and", "300", "more"] in lines
+    measured = {**WORKER, "pid": 1234567, "since_s": 123456.7, "private_bytes": 1020 << 20, "pss_bytes": 1019 << 20}
+    narrow = text(*explained_tables({**EXPLAINED, **family, "workers": [measured]}), width=80).splitlines()
+    assert next(line.split() for line in narrow if "IN STATE" in line)[-2:] == ["RUNS", "PRIVATE"]
+    assert next(line.split() for line in narrow if "123456.7" in line)[-3:] == ["1", "1020.0", "MiB"]
 
 
 def test_an_explanation_tells_with_whom_runs_are_shared_and_what_was_charged() -> None:

@@ -95,4 +95,10 @@ def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, workshop: P
         for command in (asked, ("usage",), ("top", "--once"), ("explain", "scale"), ("ps",)):
             done = CliRunner().invoke(main, command, env=environment, prog_name="overwinter")
             assert done.exit_code == 0, done.output
+        admin = ("--token", local(*create[:-2], "ops", "--scope", "admin").stdout.strip())
+        for command in (asked, ("show", "scale", *where), ("explain", "scale", *where)):
+            local(*command, *admin, exit_code=1)
+            local(*command, *admin, "--tenant", "acme")
+        listed = local("ps", "--json", *where, *admin, "--tenant", "acme").stdout
+        assert [each["name"] for each in json.loads(listed)] == ["scale"]
         assert infer not in CliRunner().invoke(main, ("ps", "--help"), env=environment, prog_name="overwinter").output

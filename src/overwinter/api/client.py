@@ -1,6 +1,8 @@
 """A synchronous Python client of a node, which uses the binary tensor extension."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from copy import copy
 from functools import partial
 from types import TracebackType
@@ -11,6 +13,7 @@ import httpx
 import msgspec
 
 from overwinter.api.arrays import ArrayLike, from_tensor, to_tensor
+from overwinter.api.binary import HEAD_LENGTH, decode_reply, encode_request
 from overwinter.core.errors import (
     CallerError,
     ConflictError,
@@ -29,16 +32,17 @@ from overwinter.core.ids import Address
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Profile
 from overwinter.core.profiling import ProfileLine, ProfileOptions, Progress
-from overwinter.core.tensor import Buffer, Tensor, TensorSpec, check_size
+from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.store.manifest import Manifest
 
+RATE_EXCEEDED = 429
 ERRORS: dict[int, type[OverwinterError]] = {
     401: UnauthorizedError,
     403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
     413: TooLargeError,
-    429: RateError,
+    RATE_EXCEEDED: RateError,
     503: OverloadedError,
     504: DeadlineError,
     507: NoSpaceError,
@@ -51,7 +55,6 @@ GRACE_S = 5.0
 """How much longer than the request's own timeout the client waits, so that the node's refusal arrives."""
 T = TypeVar("T")
 
-HEAD_LENGTH = "inference-header-content-length"
 TENANT = "overwinter-tenant"
 
 
@@ -76,20 +79,12 @@ class AnswerMetadata(msgspec.Struct, frozen=True):
     """The time from sending the request to reading the answer."""
 
 
-class _Output(msgspec.Struct):
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
-    parameters: dict[str, int]
-
-
-class _Head(msgspec.Struct):
-    model_version: str
-    outputs: list[_Output]
-
-
 class Client:
-    """A connection pool to one node. Errors carry the node's message."""
+    """A connection pool to one node. Errors carry the node's message.
+
+    While a tenant's rate of requests is exceeded, a call waits and sends its request again, up to `timeout_s` in all;
+    `infer` raises RateError at once.
+    """
 
     def __init__(
         self,
@@ -196,14 +191,10 @@ class Client:
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())
+        response = self._send("POST", path, content=body, stream=True)
         try:
-            with self._http.stream("POST", path, content=body, headers={TENANT: self.tenant}) as response:
-                if not response.is_success:
-                    response.read()
-                    _raise_for_status(response)
+            with closing(response):
                 return _measured(response.iter_lines(), progress)
-        except httpx.ConnectError as error:
-            raise self._unreachable(error) from error
         except httpx.TransportError as error:
             raise MachineError(f"the node at {self._url} closed the connection while it measured: {error}") from error
 
@@ -228,12 +219,13 @@ class Client:
             return specs[wanted]
 
         tensors = [to_tensor(key, value, partial(spec_of, key)) for key, value in inputs.items()]
-        head, body = _encode_request(tensors, timeout_s)
+        head, body = encode_request(tensors, timeout_s)
         wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
         headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
         path = f"{_model_path(name, version)}/infer"
-        response = self._send("POST", path, content=body, headers=headers, timeout=wait_s)
-        reply, outputs = _decode_reply(response)
+        response = self._request("POST", path, content=body, headers=headers, timeout=wait_s)
+        _raise_for_status(response)
+        reply, outputs = decode_reply(response)
         spent_ms = response.elapsed.total_seconds() * 1e3
         self.last_answer = AnswerMetadata(int(reply.model_version), response.headers["overwinter-start"], spent_ms)
         return {tensor.name: from_tensor(tensor) for tensor in outputs}
@@ -262,7 +254,7 @@ class Client:
         view = memoryview(data).cast("B")
         headers = {"content-length": str(len(view)), "content-type": "application/octet-stream"}
         path = f"/overwinter/v1/blocks/{address}"
-        return self._send("PUT", path, content=_chunks(view), headers=headers).status_code == 201
+        return self._send("PUT", path, content=_Chunks(view), headers=headers).status_code == 201
 
     def register(self, manifest: Manifest) -> RegisteredVersion:
         """Register a new version of a function whose blocks the tenant has sent. Raises ConflictError when some
@@ -301,14 +293,24 @@ class Client:
         return True
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        response = self._request(method, path, **options)
-        _raise_for_status(response)
-        return response
+        waited_s = 0.0
+        while True:
+            response = self._request(method, path, **options)
+            wait_s = _retry_after_s(response)
+            if response.status_code != RATE_EXCEEDED or wait_s is None or waited_s + wait_s > self._timeout_s:
+                _raise_for_status(response)
+                return response
+            time.sleep(wait_s)
+            waited_s += wait_s
 
-    def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, stream: bool = False, **options: Any) -> httpx.Response:
         headers = {TENANT: self.tenant, **options.pop("headers", {})}
         try:
-            return self._http.request(method, path, headers=headers, **options)
+            request = self._http.build_request(method, path, headers=headers, **options)
+            response = self._http.send(request, stream=stream)
+            if not response.is_success:
+                response.read()
+            return response
         except httpx.TimeoutException as error:
             raise DeadlineError(f"the node at {self._url} did not answer in time") from error
         except httpx.TransportError as error:
@@ -325,8 +327,12 @@ def _raise_for_status(response: httpx.Response) -> None:
         message = str(msgspec.json.decode(response.content, type=dict[str, Any])["error"])
     except (msgspec.DecodeError, UnicodeError, KeyError):
         message = f"HTTP status {response.status_code} and no error text: is this a node?"
-    retry = response.headers.get("retry-after", "")
-    raise _error_of(response.status_code)(message, float(retry) if retry.isdigit() else None)
+    raise _error_of(response.status_code)(message, _retry_after_s(response))
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isdigit() else None
 
 
 def _measured(lines: Iterable[str], progress: Callable[[Progress], None] | None) -> Profile:
@@ -352,44 +358,15 @@ def _json(response: httpx.Response, kind: type[T]) -> T:
         raise MachineError(f"the answer from {response.url} is not a node's: {error}") from error
 
 
-def _encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int, bytes]:
-    """The length of the JSON head, and the body: the head, then the bytes of all tensors."""
-    parameters: dict[str, bool | int] = {"binary_data_output": True}
-    if timeout_s is not None:
-        # The protocol counts microseconds, and 0 would mean the function's timeout.
-        parameters["timeout"] = max(1, round(timeout_s * 1e6))
-    described = [
-        {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": tensor.shape,
-            "parameters": {"binary_data_size": len(tensor.data)},
-        }
-        for tensor in tensors
-    ]
-    head = msgspec.json.encode({"inputs": described, "parameters": parameters})
-    return len(head), b"".join([head, *(tensor.data for tensor in tensors)])
+class _Chunks:
+    """The content of a block in parts. Each attempt of a request iterates over them anew."""
 
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
 
-def _decode_reply(response: httpx.Response) -> tuple[_Head, list[Tensor]]:
-    try:
-        head = int(response.headers[HEAD_LENGTH])
-        reply = msgspec.json.decode(response.content[:head], type=_Head)
-    except (KeyError, ValueError) as error:
-        raise MachineError(f"the answer from {response.url} is not binary inference: {error!r}") from error
-    tensors = []
-    tail = memoryview(response.content)[head:]
-    for output in reply.outputs:
-        size = output.parameters["binary_data_size"]
-        tensors.append(Tensor(output.name, output.datatype, output.shape, tail[:size]))
-        check_size(tensors[-1])
-        tail = tail[size:]
-    return reply, tensors
-
-
-def _chunks(view: memoryview) -> Iterator[bytes]:
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
+    def __iter__(self) -> Iterator[bytes]:
+        for start in range(0, len(self._view), CHUNK_BYTES):
+            yield bytes(self._view[start : start + CHUNK_BYTES])
 
 
 def _model_path(name: str, version: int | None) -> str:

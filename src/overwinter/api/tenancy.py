@@ -15,7 +15,7 @@ import msgspec
 from overwinter.api.node_interface import Blocks, Deployed, DeployResult, FunctionView, NodeInterface, Telemetry, Upload
 from overwinter.api.tenant_telemetry import TenantTelemetry
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import CallerError, NotFoundError, OverwinterError
+from overwinter.core.errors import CallerError, NotFoundError, OverwinterError, no_function
 from overwinter.core.function import Availability
 from overwinter.core.ids import NAME_MAX, Address, FunctionName, TenantId
 from overwinter.core.pipeline import Pipeline
@@ -253,7 +253,7 @@ class TenantNode:
             return view
         view = self._node.view(own, version)
         if view.tenant != self._tenant:
-            raise _absent(name)
+            raise no_function(name)
         return view
 
     def _view_without_prefix(self, name: FunctionName, version: int | None) -> FunctionView | None:
@@ -274,7 +274,7 @@ class TenantNode:
                 return own
         except NotFoundError:
             return self._name_without_prefix(name)
-        raise _absent(name)
+        raise no_function(name)
 
     def _name_without_prefix(self, name: FunctionName) -> FunctionName:
         """Return the name of a function that the tenant deployed before the first token.
@@ -286,7 +286,7 @@ class TenantNode:
                 return name
         except NotFoundError:
             pass
-        raise _absent(name)
+        raise no_function(name)
 
     def _node_name_or_new(self, name: FunctionName) -> FunctionName:
         try:
@@ -309,7 +309,3 @@ class TenantNode:
 
     def _raise_translated(self, error: OverwinterError) -> NoReturn:
         raise type(error)(self.names.translated(str(error)), error.retry_after_s, error.totals) from error
-
-
-def _absent(name: FunctionName) -> NotFoundError:
-    return NotFoundError(f"no function {name!r} here")

@@ -7,7 +7,7 @@ import click
 from msgspec import structs
 
 from overwinter.cli.options import byte_size, size_text
-from overwinter.core.devices import ACTIVATION_BYTES, DeviceConfig, DeviceKind
+from overwinter.core.devices import ACTIVATION_BYTES, DEVICE_BOUNDS, DeviceConfig, DeviceKind
 from overwinter.core.ids import DeviceId
 
 DEVICES_MAX = 64
@@ -70,11 +70,23 @@ def device_options() -> list[click.Option]:
     ]
 
 
+_BOUNDED = {
+    "--device-memory": "memory_bytes",
+    "--device-activations": "activation_bytes",
+    "--device-bandwidth": "bytes_per_s",
+}
+"""The numbers of a device by the option that sets them: an error names the option."""
+
+
 def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     """Remove these options from `values`, and return the devices. Raises ValueError for impossible ones."""
     names = ("devices", "devices_per_switch", "device_peer_bandwidth")
     count, per_switch, peer_bytes_per_s = (values.pop(name) for name in names)
     kind: DeviceKind = values.pop("device_kind")
+    for option, bounded in _BOUNDED.items():
+        given = values[option.removeprefix("--").replace("-", "_")]
+        if count and (fault := DEVICE_BOUNDS[bounded].fault(option, given)):
+            raise ValueError(fault)
     if count and kind == "cuda":
         check_environment()
     template = DeviceConfig(

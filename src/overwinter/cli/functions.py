@@ -9,15 +9,20 @@ from overwinter.cli.options import as_json, connect, echo, id_of, named_function
 
 
 @click.command()
+@tenant_option
 @node_url
 @as_json
-def ps(url: str, as_json: bool) -> None:
+def ps(tenant: str, url: str, as_json: bool) -> None:
     """List every version of every function, and every pipeline.
 
-    A terminal shows the columns that fit; a pipe and --json show all.
+    A node without tokens lists those of all tenants if none is given. A terminal shows the columns that fit; a pipe and
+    --json show all.
     """
-    with connect(url) as client:
-        functions, pipelines = client.functions(), client.pipelines()
+    with connect(url, tenant=tenant) as client:
+        functions, pipelines = (
+            [each for each in found if tenant in ("default", each["tenant"])]
+            for found in (client.functions(), client.pipelines())
+        )
     if as_json:
         print_json([*functions, *pipelines])
         return
@@ -36,11 +41,12 @@ def ps(url: str, as_json: bool) -> None:
 
 @click.command()
 @named_function
+@tenant_option
 @node_url
 @as_json
-def show(function: tuple[str, int | None], url: str, as_json: bool) -> None:
+def show(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
     """Show the details of a function or a pipeline."""
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         described = client.function(*function)
     if as_json:
         print_json(described)

@@ -5,7 +5,18 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from overwinter.cli.options import as_json, assignment, connect, echo, id_of, named_function, node_url, print_json
+from overwinter.cli.options import (
+    as_json,
+    assignment,
+    connect,
+    echo,
+    id_of,
+    named_function,
+    node_url,
+    print_json,
+    tenant_option,
+)
+from overwinter.core.errors import CallerError
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
@@ -35,6 +46,7 @@ STARTS = {
     help="JSON file with inputs by name, or an Open Inference Protocol request. - reads standard input.",
 )
 @click.option("--timeout", help="Timeout of the request, for example 500ms. [default: the function's timeout]")
+@tenant_option
 @node_url
 @as_json
 def infer(
@@ -42,6 +54,7 @@ def infer(
     assignments: tuple[tuple[str, str], ...],
     document: BinaryIO | None,
     timeout: str | None,
+    tenant: str,
     url: str,
     as_json: bool,
 ) -> None:
@@ -54,7 +67,9 @@ def infer(
 
     name, version = function
     timeout_s = None if timeout is None else milliseconds(timeout) / 1000
-    with connect(url) as client:
+    if timeout_s is not None and timeout_s <= 0:
+        raise CallerError(f"--timeout {timeout} leaves no time for an answer: give a longer one, such as 500ms")
+    with connect(url, tenant=tenant) as client:
         described = client.function(name, version)
         inputs = _inputs(described, assignments, document)
         outputs = client.infer(name, inputs, version, timeout_s)

@@ -93,11 +93,12 @@ def devices(url: str, as_json: bool) -> None:
 
 @click.command()
 @named_function
+@tenant_option
 @node_url
 @as_json
-def explain(function: tuple[str, int | None], url: str, as_json: bool) -> None:
+def explain(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
     """Explain the state of a function: its blocks, its latency, recent decisions and refusals."""
-    with connect(url) as client:
+    with connect(url, tenant=tenant) as client:
         explained = client.explain(*function)
     if as_json:
         print_json(explained)

@@ -22,6 +22,7 @@ from overwinter.cli.tables import (
     slo_text,
     traffic_text,
 )
+from overwinter.scheduler.latency import SLOWDOWN_MAX
 
 SHOWN_MAX = 5
 """How many of the functions that share runs with a function are named, at most."""
@@ -120,7 +121,7 @@ def explained_tables(explained: Description) -> Iterator[RenderableType]:
         tiers.add_row(name, *sizes, str(tier["sharers"]))
     yield tiers
     if explained["workers"]:
-        yield _workers_table(explained["workers"])
+        yield FittedTable(_WORKERS, [_worker_row(worker) for worker in explained["workers"]])
         yield _bound_table(explained["workers"])
     for title, key in (("DECIDED", "decisions"), ("REFUSED", "refusals")):
         if explained[key]:
@@ -214,7 +215,9 @@ def _profile_text(profile: Description) -> str:
     age_s = profile["age_s"]
     age = "" if age_s is None else f", known for {age_s / 60:.0f} min"
     known = _count(profile["points"], "configuration", "configurations")
-    text = f"{known}{age}; in service the latency is {profile['slowdown']:.2f} times the profile's"
+    slowdown = profile["slowdown"]
+    least = "at least " if slowdown >= SLOWDOWN_MAX else ""
+    text = f"{known}{age}; in service the latency is {least}{slowdown:.2f} times the profile's"
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (
@@ -224,20 +227,29 @@ def _profile_text(profile: Description) -> str:
     return text
 
 
-def _workers_table(workers: Sequence[Description]) -> Table:
-    numbers = ("PID", "IN STATE", "CORES", "BATCH", "CONCURRENCY", "RUNS", "PRIVATE", "PSS")
-    table = _titled("WORKER", "STATE", numbers=numbers)
-    for worker in workers:
-        measured = ("-" if worker[key] is None else size_text(worker[key]) for key in ("private_bytes", "pss_bytes"))
-        table.add_row(
-            str(worker["worker"]),
-            worker["state"],
-            "-" if worker["pid"] is None else str(worker["pid"]),
-            f"{worker['since_s']:.1f} s",
-            *(str(worker[key]) for key in ("cores", "batch", "concurrency", "runs")),
-            *measured,
-        )
-    return table
+_WORKERS = (
+    Column("WORKER", "word"),
+    Column("STATE", "word"),
+    Column("PID", drop_order=6),
+    Column("IN STATE", drop_order=5),
+    Column("CORES", drop_order=3),
+    Column("BATCH", drop_order=4),
+    Column("CONCURRENCY", drop_order=2),
+    Column("RUNS"),
+    Column("PRIVATE"),
+    Column("PSS", drop_order=1),
+)
+
+
+def _worker_row(worker: Description) -> tuple[str, ...]:
+    return (
+        str(worker["worker"]),
+        worker["state"],
+        "-" if worker["pid"] is None else str(worker["pid"]),
+        f"{worker['since_s']:.1f} s",
+        *(str(worker[key]) for key in ("cores", "batch", "concurrency", "runs")),
+        *(_size_text(worker[key]) for key in ("private_bytes", "pss_bytes")),
+    )
 
 
 def _bound_table(workers: Sequence[Description]) -> Table:

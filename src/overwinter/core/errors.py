@@ -21,6 +21,7 @@ OverwinterError
     WorkerError         500: a worker or a device failed, or the node could not complete the operation
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -64,6 +65,12 @@ class NotFoundError(CallerError):
     """The request names something that does not exist: a function, a version, a pipeline, a profile or a token."""
 
     status = 404
+
+
+def no_function(named: str, versions: Sequence[int] = ()) -> NotFoundError:
+    """Return the error for a function that is not deployed. `versions`: the deployed ones of this name."""
+    remedy = f"; its versions: {list(versions)}" if versions else ": `overwinter ps` lists the functions"
+    return NotFoundError(f"no function {named!r} here{remedy}")
 
 
 class ConflictError(CallerError):

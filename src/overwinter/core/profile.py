@@ -38,6 +38,10 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, gc=False):
     batch: int
     concurrency: int
 
+    def text(self) -> str:
+        """Return it in words."""
+        return f"cores {self.cores}, batch {self.batch}, concurrency {self.concurrency}"
+
 
 class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One measured configuration, Tetris's 5-tuple."""

@@ -14,6 +14,7 @@ from overwinter.core.errors import (
     NotFoundError,
     OverwinterError,
     TooLargeError,
+    no_function,
 )
 from overwinter.core.events import Deployed, Removed
 from overwinter.core.ids import Address, FunctionName, TenantId, function_id
@@ -181,7 +182,7 @@ class Deploys:
         for function in (*map(self._registry.functions.__getitem__, answering), *self._quotas.functions_on_trial):
             if function.deployment.name == name:
                 return function.manifest.tenant
-        raise NotFoundError(f"no function {name!r} here")
+        raise no_function(name)
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove one version, or all with None. Runs in progress get the drain timeout to end. Raises NotFoundError, or

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from overwinter.core.errors import NotFoundError, OverwinterError, StoreError
+from overwinter.core.errors import OverwinterError, StoreError, no_function
 from overwinter.core.events import Event, WorkerReady, ZygoteLost
 from overwinter.core.ids import FamilyId, FunctionId, FunctionName, TenantId, function_id, is_part
 from overwinter.node.family_blocks import FamilyBlocks, mapped_bytes
@@ -58,9 +58,7 @@ class Registry:
         asked = self._published.default(name) if version is None else version
         function = None if asked is None else self.functions.get(function_id(name, asked))
         if function is None or is_part(name):
-            known = self.versions(name)
-            others = f"; its versions: {known}" if known else ""
-            raise NotFoundError(f"no function {name if version is None else f'{name}@{version}'!r} here{others}")
+            raise no_function(name if version is None else function_id(name, version), self.versions(name))
         return function
 
     def view(self, name: FunctionName, version: int | None) -> DeployedView:

@@ -71,7 +71,7 @@ class Survey:
                 left_out.update(await self._measure(configuration))
             else:
                 self._done += 1
-                self._say(f"{_text(configuration)} is left out: {left_out[row]}")
+                self._say(f"{configuration.text()} is left out: {left_out[row]}")
         if missing and not self._points:
             raise WorkerError(next(iter(left_out.values())))
         for batch in timed:
@@ -97,7 +97,7 @@ class Survey:
         """Measure one configuration; return why larger batches of its kind need not be measured, if there is a
         reason.
         """
-        self._say(_text(configuration))
+        self._say(configuration.text())
         try:
             found = await self._with_blocks(lambda: self._bench.point(self._function, self._program, configuration))
         except WorkerError as error:
@@ -107,7 +107,7 @@ class Survey:
         self._points.append(found.point)
         if found.wake_s is not None:
             self._wakes.append(found.wake_s)
-        self._say(_text(configuration), found.pid, found.point)
+        self._say(configuration.text(), found.pid, found.point)
         if found.point.latency_s > LONGEST_S:
             return {
                 (configuration.cores, configuration.concurrency): f"a smaller batch took {found.point.latency_s:.0f} s"
@@ -165,7 +165,3 @@ class Survey:
 def _batches(profile: Profile) -> set[int]:
     """Return the batch sizes at which all layers were measured."""
     return set.intersection(*(set(layer.latency_s) for layer in profile.layers)) if profile.layers else set()
-
-
-def _text(configuration: Configuration) -> str:
-    return f"c={configuration.cores} b={configuration.batch} p={configuration.concurrency}"

@@ -10,6 +10,7 @@ from typing import assert_never
 import msgspec
 
 from overwinter.core.actions import Prepare, Reply
+from overwinter.core.errors import no_function
 from overwinter.core.events import (
     Alarm,
     Arrived,
@@ -173,9 +174,9 @@ def _named(cycle: Cycle, event: Arrived) -> Function | None:
         version = versions.choose()
     function = None if version is None else cycle.state.functions.get(function_id(event.name, version))
     if function is None:
-        known = f"; its versions: {versions.numbers}" if versions is not None else ""
         name = event.name if event.version is None else function_id(event.name, event.version)
-        refuse(cycle, event.request, "NotFoundError", f"no function {name!r} is deployed here{known}")
+        error = no_function(name, () if versions is None else versions.numbers)
+        refuse(cycle, event.request, "NotFoundError", str(error))
     return function
 
 

@@ -3,6 +3,7 @@
 from math import inf
 
 from overwinter.core.actions import LoadFinished
+from overwinter.core.errors import no_function
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
@@ -52,7 +53,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
     """Wake the function for a caller, whose answer is LoadFinished: when the function is awake, or cannot be."""
     function = cycle.state.functions.get(id_)
     if function is None:
-        cycle.actions.append(LoadFinished(id_, "NotFoundError", f"no function {id_!r} is deployed here"))
+        cycle.actions.append(LoadFinished(id_, "NotFoundError", str(no_function(id_))))
         return
     if function.unloaded:
         function.unloaded = False

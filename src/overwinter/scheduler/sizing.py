@@ -4,6 +4,7 @@ The rate is counted here and predicted by the configured predictor; the decision
 `policies/scaling/`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf
 
@@ -78,11 +79,8 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
 
 def scaling_text(cycle: Cycle, family: Family, change: str) -> str:
     """Format a change of the number of workers."""
-    configurations = [worker.point.configuration for worker in family.workers.values()]
-    shown = ", ".join(
-        f"c={configuration.cores} b={configuration.batch} p={configuration.concurrency}"
-        for configuration in configurations
-    )
+    counts = Counter(worker.point.configuration for worker in family.workers.values())
+    shown = ", ".join(f"{count} ({configuration.text()})" for configuration, count in counts.items()) or "none"
     return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {shown}"
 
 
