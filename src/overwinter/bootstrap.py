@@ -59,7 +59,7 @@ from overwinter.store.uploads import DiskBounds
 @asynccontextmanager
 async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) -> AsyncIterator[Node]:
     """Run a node over its data directory, from its start to its clean stop. Raises ConflictError if another node uses
-    it.
+    it or a configured GPU is unusable, and other errors if the node cannot start.
     """
     asyncio.get_running_loop().set_default_executor(Threads(default_count(), "node"))
     with ExitStack() as stack:
@@ -162,7 +162,9 @@ def _periodic_tasks(
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:
-    """Open the journal file, unbuffered, so that a crash loses no step. A previous file is renamed with a number."""
+    """Open the journal file, unbuffered, so that a crash loses no step. A previous file is renamed with a number. If
+    the disk is full, there is no journal file.
+    """
     if path is None:
         return nullcontext()
     try:
@@ -183,7 +185,7 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
     """Return the scheduler's configuration, with this machine's figures for what is not set. Workers and host stores
-    get at most what the limits of the system and the tmpfs allow.
+    get at most what the limits of the system and the tmpfs allow. Raises ConflictError as `limits.check_gpus` does.
     """
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)

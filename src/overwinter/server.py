@@ -81,7 +81,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
     """Run a node and its API until SIGTERM or SIGINT, and then for at most `drain_s` until the open requests are
     answered; a second signal ends that wait. `ready` is called once, when workers can be forked. If the node fails,
-    also while it stops, its error is raised.
+    also during that wait, its error is raised.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
     loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     for signal_ in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_, request_stop)
     # Python's garbage collector stops the event loop while it traverses all objects. It does not traverse frozen ones,
-    # and never frees them. So they are frozen before the functions of the catalog are restored.
+    # and never frees them. So the objects that exist now are frozen, before the functions of the catalog are restored.
     gc.collect()
     gc.freeze()
     async with running(config, zygote_environment(config.scheduler.devices), log) as node:
@@ -130,7 +130,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
 
 
 def run(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
-    """Run a node in this process until it gets a signal to stop."""
+    """Run a node in this process until it gets a signal to stop; if the node fails, its error is raised."""
     # The event loop shares the interpreter with computing threads, such as those that check programs, and waits for
     # each of them.
     sys.setswitchinterval(SWITCH_S)

@@ -219,7 +219,7 @@ def test_a_process_is_forked_ahead_once_its_zygote_answers_again_and_never_by_on
         del zygote.pending["pong"]
         rig.processes.checked()
         await until(lambda: WorkerReady(first) in rig.events)
-        zygote.last_fork_failed = True
+        zygote.fork_failed = True
         rig.effects.carry_out(ForkAhead(second, asked.deployed.id))
         assert rig.exits(second)
 

@@ -67,7 +67,7 @@ def node_in(tmp_path, said):
 @pytest.mark.usefixtures("no_zygotes")
 def test_a_node_survives_failures_of_its_periodic_checks(failure, tmp_path, monkeypatch, mistakes):
     monkeypatch.setattr(upkeep, "CAPACITY_EVERY_S", 0.05)
-    monkeypatch.setattr(verifying, "EVERY_S", 0.05)
+    monkeypatch.setattr(verifying, "ROUND_PAUSE_S", 0.05)
     tried = dict.fromkeys(CALLED, 0)
 
     def failing(called):

@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import itertools
-import struct
-import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 
 import msgspec
@@ -25,7 +23,6 @@ from overwinter.core.errors import (
     TooLargeError,
     WorkerError,
 )
-from overwinter.core.function import Settings
 from overwinter.core.pipeline import Pipeline, Signature, Stage
 from overwinter.core.tensor import Tensor, TensorSpec
 from overwinter.node import pipelines as module
@@ -34,76 +31,13 @@ from overwinter.node.fair_queue import STARTED_MAX
 from overwinter.node.pipelines import Pipelines
 from overwinter.store.repository import Repository
 
+from .pipeline_rig import FORK, FakeFunctions, View, Work, floats, scaling_functions, values
 from .rig import until
-
-
-def floats(name: str, *values: float) -> Tensor:
-    return Tensor(name, "FP32", (len(values),), struct.pack(f"<{len(values)}f", *values))
-
-
-def values(tensor: Tensor) -> list[float]:
-    return list(struct.unpack(f"<{tensor.shape[0]}f", tensor.data))
-
-
-class View(msgspec.Struct):
-    version: int
-    tenant: str = "tests"
-    inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", ("n",)),)
-    outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", ("n",)),)
-    state: str = "READY"
-    reason: str = ""
-    settings: Settings = Settings()
-
-
-Work = Callable[[list[Tensor]], Awaitable[list[Tensor]]]
-
-
-class FakeFunctions:
-    """Functions by name and version, and a clock that moves only explicitly."""
-
-    def __init__(self) -> None:
-        self.views: dict[tuple[str, int], View] = {}
-        self.work: dict[str, Work] = {}
-        self.asked: list[tuple[str, int | None, float | None, int]] = []
-        self.cancelled: list[str] = []
-        self.starts: dict[str, str] = {}
-        self.time = 100.0
-
-    def add(self, name: str, factor: float = 1.0, version: int = 1, work: Work | None = None, **view) -> None:
-        async def scale(inputs: list[Tensor]) -> list[Tensor]:
-            return [floats("y", *(factor * value for value in values(inputs[0])))]
-
-        self.views[name, version] = View(version, **view)
-        self.work[name] = work or scale
-
-    def view(self, name: str, version: int | None) -> View:
-        known = [key[1] for key in self.views if key[0] == name]
-        asked = max(known, default=0) if version is None else version
-        if asked not in known:
-            raise NotFoundError(f"no function {name!r} here")
-        return self.views[name, asked]
-
-    async def infer(self, call: Call) -> Result:
-        self.asked.append((call.name, call.version, call.timeout_s, call.priority))
-        try:
-            outputs = await self.work[call.name](call.inputs)
-            if call.reserve is not None:
-                call.reserve(sum(len(tensor.data) for tensor in outputs))
-        except asyncio.CancelledError:
-            self.cancelled.append(call.name)
-            raise
-        return Result(call.name, 1, outputs, self.starts.get(call.name, "warm"))
-
-    def names(self) -> list[str]:
-        return [asked[0] for asked in self.asked]
 
 
 @pytest.fixture
 def functions() -> FakeFunctions:
-    functions = FakeFunctions()
-    for name, factor in (("double", 2.0), ("triple", 3.0), ("negate", -1.0)):
-        functions.add(name, factor)
-    return functions
+    return scaling_functions()
 
 
 @pytest.fixture
@@ -111,19 +45,6 @@ def pipelines(functions: FakeFunctions, tmp_path):
     repository = Repository(tmp_path)
     yield Pipelines(functions, functions.infer, repository, lambda: functions.time)
     repository.close()
-
-
-FORK = Pipeline(
-    name="fork",
-    inputs=("x",),
-    stages={
-        "first": Stage(function="double", inputs={"x": "input:x"}),
-        "left": Stage(function="triple", inputs={"x": "first:y"}),
-        "right": Stage(function="negate", version=1, inputs={"x": "first:y"}),
-    },
-    outputs={"l": "left:y", "r": "right:y", "raw": "first:y"},
-    timeout_s=10.0,
-)
 
 
 def run(
@@ -540,32 +461,6 @@ def test_a_pipeline_is_replaced_and_restored(functions, pipelines, tmp_path):
         assert "fork" not in pipelines
         again.restore()
         assert list(again.views()) == []
-
-
-def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_disk(pipelines, monkeypatch):
-    repository, may_return = pipelines._repository, threading.Event()
-    put = repository.put_pipeline
-
-    def put_slowly(*arguments):
-        stored = put(*arguments)
-        assert may_return.wait(60)
-        return stored
-
-    async def scene():
-        await pipelines.deploy(FORK, "tests")
-        monkeypatch.setattr(repository, "put_pipeline", put_slowly)
-        deploying = asyncio.create_task(pipelines.deploy(FORK, "tests"))
-        await until(lambda: [stored.version for stored in repository.pipelines()] == [2])
-        removing = asyncio.create_task(pipelines.remove("fork", None))
-        try:
-            await until(lambda: pipelines.changing._waiting or removing.done())
-        finally:
-            may_return.set()
-        await asyncio.gather(deploying, removing)
-
-    asyncio.run(scene())
-    assert "fork" not in pipelines
-    assert repository.pipelines() == []
 
 
 def test_a_refused_pipeline_leaves_nothing(functions, pipelines):

@@ -25,7 +25,8 @@ TENANT = b"overwinter-tenant"
 ONCE = {HOST: "Host", AUTHORIZATION: "Authorization", TENANT: "Overwinter-Tenant"}
 """The headers that a request may have once. Of two, a proxy could check one, and the node use the other."""
 DEFAULT = TenantId("default")
-"""The tenant of a request without the header. With a token, this name stands for the token's tenant."""
+"""The tenant of a request without the header Overwinter-Tenant. With a token, this name stands for the token's tenant.
+"""
 DEFAULT_HEADER = DEFAULT.encode()
 HEADER_MAX = 256
 CALLER = "overwinter.caller"
@@ -71,8 +72,8 @@ class Access:
     def __init__(
         self, node: NodeInterface, file: TokenFile | None = None, audit: Audit | None = None, sites: Sites | None = None
     ) -> None:
-        """Create it. `file`: the tokens; without one no request is authenticated. `sites`: checks requests without
-        tokens. Raises StoreError when the file cannot be read.
+        """Create it. `file`: the tokens; without one no request is authenticated. `sites`: checks requests while the
+        node requires no tokens. Raises StoreError when the file cannot be read.
         """
         self._node = node
         self._sites = sites

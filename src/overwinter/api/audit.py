@@ -1,8 +1,9 @@
 """The audit log: one record, a line of JSON, for each request that may change something, if it has a token, and for
 each change of the tokens.
 
-A request that its operation refuses has a record too. One that is refused before its operation is known has none: 401,
-429, a header that names another tenant, and 503 if the node stops or has too many requests in progress.
+A request that its operation refuses has a record too. One that is refused before its operation is known has none.
+Examples are 401, 429, a header that names another tenant, and 503 if the node stops or has too many requests in
+progress.
 
 A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write RECORDS_PER_S records
 per second, and its next record says how many were left out, so that one tenant cannot displace the records of others in
@@ -25,7 +26,9 @@ FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
 RECORDS_PER_S = 20.0
 PATH_MAX = 512
-"""The most characters of a path; the rest is left out. A path with characters that JSON escapes may be cut shorter."""
+"""The most characters of a path; the rest is left out. A path with characters that take several bytes in JSON may be
+cut shorter.
+"""
 ESCAPED_BYTES = 6
 """The bytes of an escaped character."""
 TENANTS_MAX = 10_000

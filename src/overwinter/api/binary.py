@@ -45,7 +45,9 @@ def encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int,
 
 
 def decode_reply(response: httpx.Response) -> tuple[Head, list[Tensor]]:
-    """Return the head and the tensors of an answer; raise MachineError if it is not binary inference."""
+    """Return the head and the tensors of an answer. Raises MachineError if it is not binary inference, and CallerError
+    if the bytes of a tensor do not fit its shape.
+    """
     try:
         head = int(response.headers[HEAD_LENGTH])
         reply = msgspec.json.decode(response.content[:head], type=Head)

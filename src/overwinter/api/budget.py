@@ -1,8 +1,9 @@
 """Bounds the memory of all requests together, and queues requests when it is used up.
 
-A request reserves the memory for its body before the body is read, and releases it when its answer is sent. A large
-request waits for memory, round-robin by caller. A small one never waits: all small ones together are bounded by the
-number of connections. A part of the memory is for callers that hold little, so that a few others cannot use all of it.
+A request reserves the memory for a body of announced length before the body is read, and releases it when its answer
+is sent. A large request waits for this memory, round-robin by caller; memory that was not announced is reserved at once
+or refused. A small request never waits: all small ones together are bounded by the number of connections. A part of the
+memory is for callers that hold little, so that a few others cannot use all of it.
 
 A caller is the tenant of a token, or without tokens a client's address.
 """
@@ -98,7 +99,7 @@ class Budget:
             self._grant(caller)
 
     async def wait(self, reservation: "Reservation", nbytes: int) -> None:
-        """Wait until this much more memory can be reserved; raise OverloadedError after the maximum wait."""
+        """Wait until this much more memory is reserved; raise OverloadedError after the maximum wait."""
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self._little if self._is_little(reservation.caller, nbytes) else self._large
         queue.waiting.setdefault(reservation.caller, {})[granted] = reservation, nbytes
@@ -156,7 +157,7 @@ class Budget:
         return held if held <= self._little_bytes else 0
 
     def _may_overtake(self, nbytes: int) -> bool:
-        """Whether one that holds little may reserve this much before large reservations that wait."""
+        """Whether a caller that holds little may reserve this much before the waiting callers that hold more."""
         return not self._large.turns or self._held_by_little + nbytes <= self._reserved_bytes
 
     def _fits_memory(self, caller: str, nbytes: int) -> bool:

@@ -83,7 +83,7 @@ class Client:
     """A connection pool to one node. Errors carry the node's message.
 
     While a tenant's rate of requests is exceeded, a call waits and sends its request again, up to `timeout_s` in all;
-    `infer` raises RateError at once.
+    inference requests and those of `ready` raise RateError at once.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Client:
         tls = not url.lower().startswith("http:")
         self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers, verify=tls)
         self.last_answer: AnswerMetadata | None = None
-        """How the last call of `infer` was answered."""
+        """How the last successful call of `infer` was answered."""
 
     def for_tenant(self, tenant: str) -> Self:
         """Return a client for another tenant that uses the same connections."""
@@ -131,11 +131,13 @@ class Client:
         return self._is_true("/v2/health/live")
 
     def ready(self, name: str | None = None, version: int | None = None) -> bool:
-        """Whether the node, or one of its functions, answers requests. Raises MachineError, NotFoundError."""
+        """Whether the node, or one of its functions, answers requests. Raises MachineError, DeadlineError,
+        NotFoundError, RateError.
+        """
         return self._is_true("/v2/health/ready" if name is None else f"{_model_path(name, version)}/ready")
 
     def functions(self) -> list[dict[str, Any]]:
-        """Every version of every function, as the node describes it."""
+        """Every version of every function, as the node describes it; with a token, of the tenant's functions."""
         return _json(self._send("GET", "/overwinter/v1/functions"), list[dict[str, Any]])
 
     def function(self, name: str, version: int | None = None) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class Client:
         return _json(self._send("GET", _function_path(name, version)), dict[str, Any])
 
     def pipelines(self) -> list[dict[str, Any]]:
-        """Every pipeline, as the node describes it."""
+        """Every pipeline, as the node describes it; with a token, of the tenant."""
         return _json(self._send("GET", "/overwinter/v1/pipelines"), list[dict[str, Any]])
 
     # Telemetry
@@ -187,7 +189,8 @@ class Client:
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
         """Measure the configurations of `options` on the node's machine, known ones only if `again`. A list that is
-        None means 1, 2, 4 and so on, to the function's setting. Takes seconds to minutes; closing the client ends it.
+        None means 1, 2, 4 and so on, to the function's setting, or to what machine and program allow. Takes seconds to
+        minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())
@@ -258,7 +261,7 @@ class Client:
 
     def register(self, manifest: Manifest) -> RegisteredVersion:
         """Register a new version of a function whose blocks the tenant has sent. Raises ConflictError when some
-        are missing.
+        are missing, or a pipeline has the name, and the error of the trial.
         """
         response = self._send("POST", "/overwinter/v1/functions", content=msgspec.json.encode(manifest))
         return _json(response, RegisteredVersion)
@@ -267,21 +270,21 @@ class Client:
         """Register a pipeline of deployed functions; it replaces a pipeline of that name.
 
         Raises NotFoundError for an unknown function, CallerError where tensors do not fit, ConflictError when a
-        function has the name.
+        function has the name, NoSpaceError at a limit.
         """
         response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
         return _json(response, RegisteredVersion)
 
     def set_traffic(self, name: str, shares: Mapping[int, int]) -> None:
         """Set the shares of versions in the requests that name no version, in per cent; without shares, the newest
-        version gets all. Raises NotFoundError, ConflictError.
+        version gets all. Raises CallerError, NotFoundError, ConflictError.
         """
         percentages = [{"version": version, "percent": percent} for version, percent in shares.items()]
         self._send("PUT", f"{_function_path(name)}/traffic", content=msgspec.json.encode({"shares": percentages}))
 
     def remove(self, name: str, version: int | None = None) -> None:
-        """Remove one version of a function, or all of them, or a pipeline. Raises ConflictError while a pipeline needs
-        the function.
+        """Remove one version of a function, or all of them, or a pipeline. Raises NotFoundError, and ConflictError
+        while a pipeline needs the function, or if the version has a share of the requests and others remain.
         """
         self._send("DELETE", _function_path(name, version))
 

@@ -25,7 +25,9 @@ PARSED_MAX = 64
 PIECE_BYTES = 256 << 10
 """Long answers are written in pieces of this size."""
 DESCRIPTORS_DIVISOR = 4
-"""Connections may have one in this many of the process's descriptors; the others are for workers, blocks and files."""
+"""Connections may have the number of the process's descriptors divided by this; the others are for workers, blocks and
+files.
+"""
 LINGER_S = 30.0
 """How long the rest of an unwanted body is read and discarded, so that its sender can read the answer."""
 CROWDED_SHARE = 7 / 8
@@ -250,7 +252,7 @@ class Connections:
         return connection
 
     def _waiting_one(self, client: str, among: Iterable[Connection]) -> Connection | None:
-        """Return one of these connections on which the client is sending or reading, if there is one."""
+        """Return one of these connections that is the client's and waits for something from it, if there is one."""
         mine = (connection for connection in among if connection.client_key == client)
         return next((connection for connection in mine if connection.waits().what), None)
 

@@ -2,8 +2,8 @@
 
 The checks in `model/saved.py` and `model/pretrained.py` refuse files with more than data. But PyTorch and
 `transformers` resolve, evaluate, import and download so much by names in a file that a check may miss something. What
-it misses runs here and can read the model and Python's libraries, write its result, and reach no network, no process
-and no other file. The result is data, and is checked as a node checks an upload.
+it misses runs here and can read the model, Python's libraries and a few files of the system, write its result, and
+reach no network, no process and no other file. The result is data, and is checked as a node checks an upload.
 
 Run as `python -P -m overwinter.api.contained RESULT WEIGHTS`, which are descriptors; standard input is an `_Order`.
 """
@@ -79,7 +79,8 @@ def open_contained(
 ) -> DeployableModel:
     """Open a `.pt2` file or a directory of `transformers`, export it, and compare the program with the model.
 
-    Raises ProgramError if the model is refused, or if this system has no sandbox for it; CallerError for a wrong task.
+    Raises ProgramError if the model is refused, or if this system has no sandbox for it; CallerError for an unknown
+    task or a wrong option of it.
     """
     if task is not None:
         from overwinter.tasks.directory import check_task
@@ -130,7 +131,7 @@ def _ending(code: int, output: IO[bytes]) -> str:
 
 
 def _opened(path: Path, task: str | None, result: bytes, weights: int) -> DeployableModel:
-    """Return what the process wrote, which may be any bytes."""
+    """Decode and check what the process wrote, which may be any bytes. Raises ProgramError, or the process's error."""
     from overwinter.model.agreement import Agreed
     from overwinter.worker.weights import MappedBlock
 
@@ -195,7 +196,7 @@ def main() -> None:
 
 
 def _import_ahead(order: _Order) -> None:
-    """Import what opens the model, and what libraries look for outside the sandbox when they are imported."""
+    """Import what opens the model, and find the directory for temporary files, before the sandbox hides other files."""
     import overwinter.model.agreement
     import overwinter.model.export  # noqa: F401
 

@@ -97,7 +97,8 @@ def package(  # noqa: PLR0913 - the parts of a function
     """Return the package of a function: a program, its weights in the program's order, and optionally a handler.
 
     `samples` are requests that the function must answer before it is deployed: arrays, numbers or text by the input's
-    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may.
+    name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may;
+    HandlerError when the tensors that the handler declares cannot be read; CallerError for an invalid sample.
     """
     chosen = settings or Settings()
     if chosen.max_batch > 1:
@@ -151,8 +152,9 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
     Python file, `assets` its files, `samples` requests that it must answer in the trial, each a dict of its inputs,
     `slo` a latency such as "80ms"; further settings are those of `Settings`, such as `device="pool"`. Raises
-    ProgramError when the model cannot be exported or its program gives other answers, and the node's error when it
-    refuses. Warnings report sizes that had to be restricted, and what the trial on the node found.
+    ProgramError when the model cannot be exported or its program gives other answers, CallerError or HandlerError when
+    another argument is wrong, and the node's error when it refuses. Warnings report sizes that had to be restricted,
+    and what the trial on the node found.
     """
     from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
 
@@ -212,7 +214,7 @@ def settings_of(slo: str | float | None, settings: Mapping[str, Any]) -> Setting
 
 
 def milliseconds(duration: str | float) -> float:
-    """A duration such as "80ms" or "1.5s" in milliseconds; a bare number is milliseconds."""
+    """A duration such as "80ms" or "1.5s" in milliseconds; an int or a float is in milliseconds already."""
     if not isinstance(duration, str):
         return float(duration)
     found = DURATION.fullmatch(duration.strip())
@@ -222,7 +224,7 @@ def milliseconds(duration: str | float) -> float:
 
 
 def declared_tensors(source: str, name: str) -> tuple[TensorSpec, ...] | None:
-    """The tensors that a handler's source lists under `name`, read without running it; None if it lists none."""
+    """The tensors that a handler's source lists under `name`, read without running it; None without such a list."""
     try:
         tree = ast.parse(source)
     except SyntaxError as error:

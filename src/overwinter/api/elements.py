@@ -183,7 +183,7 @@ def _parse_numbers(name: str, datatype: str, shape: tuple[int, ...], view: memor
     while at < len(view):
         piece = bytes(view[at : at + STEP_BYTES])
         piece = piece[: _step_bytes(datatype, piece)]
-        # Cut the piece at a comma, unless it is the last one.
+        # Cut the piece at a comma, unless it is the last piece.
         stop = len(piece) if at + len(piece) == len(view) else piece.rfind(b",")
         if stop <= 0:
             raise CallerError(f"data of input {name!r} has an element of {len(piece)} characters or more")

@@ -82,7 +82,7 @@ class Response(responses.Response):
 
 
 class StreamingResponse(responses.StreamingResponse):
-    """A streamed body that `produce` writes; it is cancelled when the client disconnects."""
+    """A streamed body that `produce` writes; `produce` is cancelled when the client disconnects or a drain ends."""
 
     def __init__(self, media_type: str, produce: Callable[[Write], Awaitable[None]]) -> None:
         self.status_code = 200
@@ -131,8 +131,8 @@ class Request(HTTPConnection):
     async def body(self, limits: BodyLimits) -> Buffer:
         """Read the whole body, decompressed.
 
-        Raises TooLargeError when it exceeds its limit, compressed or decompressed, and OverloadedError when there is no
-        memory for it.
+        Raises TooLargeError when it exceeds its limit, compressed or decompressed, OverloadedError when there is no
+        memory for it, MediaError for an unknown coding, and CallerError when it is invalid or the client disconnects.
         """
         if announced := announced_length(self.fields, limits):
             await self.reserve(announced * limits.cost)

@@ -39,7 +39,7 @@ class AnswerTransport:
         self.is_closing = transport.is_closing
 
     def write(self, data: bytes) -> None:
-        """Send it, or keep it if it is the head."""
+        """Send `data`, or keep it if it is the head."""
         if self._head is None and data != CONTINUE:
             self._head = data
         elif self._head:
@@ -49,7 +49,7 @@ class AnswerTransport:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send a kept head alone."""
+        """Send a head that is still kept, then call `end`."""
         if self._head:
             self._transport.write(self._head)
         self._end()

@@ -55,7 +55,7 @@ BINARY_OUTPUT = Body("application/octet-stream", about=f"An InferResponse {HEAD_
 JSON_COST = 8
 """The bytes of memory that are reserved for each byte of JSON: for its text, and for the decoded elements."""
 SHORT = BodyLimits(64 << 10)
-"""The limit of bodies without tensors."""
+"""The limit of short bodies, which contain no tensors."""
 STARTS = {start: (b"overwinter-start", start.encode()) for start in ("warm", "bound", "host", "disk")}
 """The header that reports the kind of start."""
 
@@ -239,7 +239,8 @@ class InferenceApi:
         """Unload a function, which releases its memory."""
         body = await request.body(SHORT)
         if body:
-            # The only parameter, unload_dependents, has no effect: functions have no dependents.
+            # The only parameter, unload_dependents, has no effect: only pipelines depend on functions, and they hold no
+            # memory of their own.
             decode_json(_load_decoder, body)
         name, version = function_of(request)
         check_owner(request, name)

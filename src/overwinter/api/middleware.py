@@ -1,9 +1,9 @@
 """The one layer around the routes, which every request passes.
 
 It authenticates the caller before anything else of the request is handled, bounds the requests in progress, converts
-every error to an answer, returns the request id, and writes the audit log. When the answer is sent, it releases the
-memory that the request has reserved. A node that stops accepts new requests only for operations that never need a
-token. This is one layer because each layer adds time to every request.
+errors to answers, returns the request id, and writes the audit log. When the answer is sent, it releases the memory
+that the request has reserved. A node that stops accepts new requests only for operations that never need a token. This
+is one layer because each layer adds time to every request.
 """
 
 import asyncio

@@ -56,12 +56,12 @@ class FunctionView(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """Its inputs, in order."""
+        """Its inputs, in order; raises CallerError if those of a pipeline are unknown."""
         ...
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """Its outputs, in order."""
+        """Its outputs, in order; raises CallerError if those of a pipeline are unknown."""
         ...
 
     @property
@@ -205,7 +205,7 @@ class NodeInterface(Protocol):
         ...
 
     def infer(self, call: Call, /) -> Awaitable[Result]:
-        """Run a function or a pipeline. The outputs must not change after it returns."""
+        """Run a function or a pipeline. The outputs of the result must not change any more."""
         ...
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> DeployResult:

@@ -210,8 +210,8 @@ def encode_reply(
 
 
 def _check_outline(head: bytes, elements_max: int) -> Steps[None]:
-    """Raise CallerError or TooLargeError if a request is long even without the tensors' elements: only the elements
-    are read in pieces.
+    """Raise CallerError if a request is long even without the tensors' elements, because only the elements are read in
+    pieces; raise TooLargeError if it has too many strings for this check.
     """
     if head.count(b"{") > OBJECTS_MAX:
         yield

@@ -20,19 +20,21 @@ ALWAYS = (500, BUSY)
 WITH_BODY = (400, 413, 415)
 WITH_NAME = (404,)
 WITH_CALLER = (400, UNAUTHORIZED, FORBIDDEN, RATE)
-"""If tokens are required, the header with the tenant is invalid, or a web page may have sent the request."""
+"""They apply if tokens are required, if the header with the tenant is invalid, or if a web page may have sent the
+request.
+"""
 
 ABOUT = """The Open Inference Protocol v2 under `/v2`, and Overwinter's own operations.
 
-An error is `{"error": text}`. Before a request reaches an operation it may be refused with 400 (not HTTP), 404 and 405
-(no such operation), 408 (too slow), 414 and 431 (too long a path or head), 501 (a transfer encoding other than chunked)
-and 503 (too many connections). The answer repeats the header `X-Request-Id`. Bodies other than blocks may be compressed
-with gzip or deflate (`Content-Encoding`).
+An error is `{"error": text}`. Before a request reaches an operation it may be refused with 400 (not HTTP, or `Host`,
+`Authorization` or `Overwinter-Tenant` twice), 404 and 405 (no such operation), 408 (too slow), 414 and 431 (too long a
+path or head), 501 (a transfer encoding other than chunked) and 503 (too many connections). The answer repeats the
+header `X-Request-Id`. Bodies other than blocks may be compressed with gzip or deflate (`Content-Encoding`).
 
 After the first token was created, a node answers 401 to requests without one, even for paths that do not exist, except
 for those operations below that need no token: health, these pages. Without the scope `admin`, an operation sees only
-what the token's tenant owns; anything else is 404. Some operations need the scope `infer` or `deploy`; `admin` includes
-both. A node without tokens requires none.
+what the token's tenant owns; a function of another tenant is 404. Some operations need the scope `infer` or `deploy`;
+`admin` includes both. A node without tokens requires none.
 """
 
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -145,7 +147,7 @@ class _Descriptions:
 
     def _schema(self, body: Body) -> dict[str, Any]:
         if body.message is None:
-            # A body that is not JSON has no type (OpenAPI 3.1, 4.8.14.2).
+            # A body of bytes has no type (OpenAPI 3.1, 4.8.14.2).
             return {"description": body.about}
         return next(schema for kind, schema in self._schemas if kind is body.message)
 

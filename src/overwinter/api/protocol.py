@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._connections.keep_refused(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Unregister the connection."""
+        """Unregister the connection, unless the application still handles a request of it."""
         self._is_lost = True
         self._leave()
         if not self._answering:
@@ -153,7 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return bool(self._received) and not (self._discards_input or self.transport.is_closing())
 
     def _must_hold(self) -> bool:
-        """Whether a request already waits behind another. Many parsed requests would make garbage collections long."""
+        """Whether a whole request waits behind another. Many parsed requests would make garbage collections long."""
         return bool(self.pipeline) and not (self._in_head or self._in_body)
 
     def _feed(self, data: bytes) -> None:
@@ -212,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._once.add(lower)
         elif lower == TRANSFER_ENCODING:
             if value.lower() != CHUNKED:
-                self._stop(501, "of the transfer encodings this node reads only chunked")
+                self._stop(501, "this node reads no transfer encoding except chunked")
             self._chunked = True
         elif lower == CONTENT_LENGTH:
             self._length = int(value)
@@ -230,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.is_pipelined = bool(self.pipeline)
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body: the received bytes, or a chunk."""
+        """A part of the body, or of one of its chunks."""
         self._step_body_bytes += len(body)
         self._body_bytes += len(body)
         if self._chunked:
@@ -329,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
     async def _answer(
         self, app: ASGI3Application, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     ) -> None:
-        """Answer a request. Until its end, a lost connection counts as open, or its client could open more and more."""
+        """Answer a request. Until then, a lost connection counts as open, or its client could open more and more."""
         try:
             await app(scope, receive, send)
         finally:

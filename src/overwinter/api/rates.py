@@ -2,7 +2,7 @@
 
 
 class Rate:
-    """Allows `per_s` events per second, and as many at once after a second without events; at least one."""
+    """Allows `per_s` events per second, and after a pause as many at once, or one if `per_s` is less."""
 
     __slots__ = ("_at", "_left", "per_s")
 

@@ -36,7 +36,7 @@ are smaller while the body is small.
 HEADROOM_BYTES = 64
 """The unused bytes before the body in its pages: `as_element` writes the length there, and the body remains aligned."""
 ELEMENT_LENGTH_BYTES = 4
-"""The length before each element of a BYTES tensor."""
+"""The bytes of the length before each element of a BYTES tensor."""
 
 Fields = Mapping[bytes, bytes]
 """The headers of a request, by lower-case name."""

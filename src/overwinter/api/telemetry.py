@@ -1,4 +1,4 @@
-"""The telemetry routes: metrics, activity, usage, explanations, and the output of functions."""
+"""The telemetry routes: metrics, activity, devices, usage, explanations, and the output of functions."""
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 

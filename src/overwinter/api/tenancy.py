@@ -3,7 +3,7 @@
 A node with tokens gives each tenant its own namespace: `resnet` of `acme` is `acme..resnet` in the node. So two tenants
 may use the same name without learning of it. Only this module converts between a tenant's names and the node's.
 Functions that were deployed before the first token keep their names. Route handlers get this view in place of the node:
-functions of other tenants do not exist in it.
+functions of other tenants do not exist in it, except in the telemetry for an administrator.
 """
 
 import re
@@ -65,7 +65,7 @@ class TenantNames:
 
 
 class _View:
-    """A function of the tenant, under its own name."""
+    """A function of the tenant, under the name that the tenant uses."""
 
     __slots__ = ("_names", "_view", "name")
 
@@ -201,7 +201,7 @@ class TenantNode:
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployResult:
         """Register a new version of a function of the tenant."""
-        node_name = self._new_name(manifest.name)
+        node_name = self._name_to_deploy(manifest.name)
         renamed = msgspec.structs.replace(manifest, name=node_name, tenant=self._tenant)
         return await self._node.deploy(renamed, self._quota.functions)
 
@@ -211,7 +211,7 @@ class TenantNode:
             key: msgspec.structs.replace(stage, function=self._node_name_or_new(stage.function))
             for key, stage in pipeline.stages.items()
         }
-        renamed = msgspec.structs.replace(pipeline, name=self._new_name(pipeline.name), stages=stages)
+        renamed = msgspec.structs.replace(pipeline, name=self._name_to_deploy(pipeline.name), stages=stages)
         return await self._node.deploy_pipeline(renamed, self._tenant)
 
     async def profile(
@@ -247,7 +247,7 @@ class TenantNode:
     # Names
 
     def _find(self, name: FunctionName, version: int | None) -> FunctionView:
-        """Return a function of the tenant. It is called for each request, and takes two look-ups."""
+        """Return a function of the tenant. It is called for each request, and usually takes two look-ups."""
         own = self.names.in_node(name)
         if not self._node.versions(own) and (view := self._view_without_prefix(name, version)) is not None:
             return view
@@ -294,8 +294,8 @@ class TenantNode:
         except NotFoundError:
             return self.names.in_node(name)
 
-    def _new_name(self, name: FunctionName) -> FunctionName:
-        """Return the node's name for a new function; raise CallerError if it is too long."""
+    def _name_to_deploy(self, name: FunctionName) -> FunctionName:
+        """Return the node's name for a function or pipeline to deploy; raise CallerError if it is too long."""
         node_name = self._node_name_or_new(name)
         if len(node_name) > NAME_MAX:
             most = NAME_MAX - len(self.names.prefix)

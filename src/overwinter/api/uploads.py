@@ -38,8 +38,9 @@ class Uploads:
     async def receive(self, request: Request, blocks: Blocks, tenant: TenantId, address: Address) -> bool:
         """Store the body of a request; return False if the node held this block for the tenant before.
 
-        Raises CallerError when the bytes do not match the address, and OverloadedError when too many uploads are in
-        progress.
+        Raises CallerError when the bytes do not match the address, TooLargeError when there are too many, NoSpaceError
+        when the disk is full or the tenant at its limit, and OverloadedError when too many uploads are in progress or
+        memory is lacking.
         """
         announced_length(request.fields, self._limits)
         with self._slot(request.reservation.caller):

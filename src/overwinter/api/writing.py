@@ -36,8 +36,8 @@ class ElementWriter:
 
     def write(self, tensor: Tensor) -> Steps[msgspec.Raw]:
         """Return the JSON of a tensor's elements as a flat list. Raises CallerError when JSON cannot represent them,
-        TooLargeError when the JSON of all tensors together exceeds the limit, or this one has more bytes than are left
-        of it, and what `grow` raises.
+        TooLargeError when the JSON of all tensors together exceeds the limit, or this tensor has more bytes than the
+        limit still allows, and what `grow` raises.
         """
         if len(tensor.data) > self._left:
             raise self._too_long(tensor)

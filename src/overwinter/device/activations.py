@@ -1,6 +1,6 @@
 """The memory that a run takes besides the weights: its inputs and results, by liveness, and operators' scratch memory.
 
-It is estimated before the run, and a run is refused if the estimate exceeds what the device has for it.
+It is estimated before the run. A run whose estimate exceeds what the device has for it is divided, or refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -42,7 +42,9 @@ class CudaEvent(Event):
         self._nbytes = nbytes
 
     def wait(self) -> None:
-        """Let the work that follows in the current stream wait for the copies. The caller does not wait."""
+        """Let the work that follows in the current stream wait for the copies. The caller does not wait. Raises the
+        error if the copies could not be enqueued.
+        """
         if isinstance(self._point, RuntimeError):
             raise self._point
         torch.cuda.current_stream().wait_event(self._point)
@@ -63,8 +65,8 @@ class CudaDevice(ReservedDevice):
 
     def __init__(self, name: str, allocator: Allocator, gpu: int = 0, activation_bytes: int | None = None) -> None:
         """Reserve all of the allocator's memory. `activation_bytes`: the most for activations; None: what is left.
-        Raises WorkerError, which names the device, if there is no such GPU, and PyTorch's OutOfMemoryError if the GPU
-        has too little free memory.
+        Raises WorkerError, which names the device, if PyTorch cannot use this GPU, and PyTorch's OutOfMemoryError if
+        the GPU has too little free memory.
         """
         check_gpu(name, gpu)
         torch.cuda.set_device(gpu)
@@ -158,7 +160,7 @@ class CudaDevice(ReservedDevice):
 
 
 class RegisteredBlocks(HostBlocks):
-    """Blocks of the host store that stay registered as long as this object."""
+    """Blocks of the host store that stay registered as long as this object exists."""
 
     def __init__(self, blocks: Mapping[Address, torch.Tensor], registrations: Sequence[Registration]) -> None:
         super().__init__(blocks)

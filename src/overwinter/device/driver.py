@@ -1,6 +1,6 @@
 """The functions of NVIDIA's driver that PyTorch does not offer, or only more slowly.
 
-PyTorch's own copy takes about 8 µs for each block, and a failed call of its runtime lets a later kernel fail.
+PyTorch's own copy takes about 8 µs for each block, and a failed call of the CUDA runtime makes a later kernel fail.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def register(pointer: int, nbytes: int) -> bool:
-    """Let the GPU copy memory directly, which may be mapped read-only; return whether the system accepts that."""
+    """Let the GPU copy this memory directly, even if it is mapped read-only; return whether the system accepts that."""
     return int(_driver().cuMemHostRegister_v2(pointer, nbytes, _PORTABLE | _READ_ONLY)) == 0
 
 

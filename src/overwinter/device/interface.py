@@ -23,7 +23,7 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Return when all copies up to this point are done, or let the work that follows on the device wait for them;
-        raise the error if it is known that one of them failed.
+        raise the error if the transfer that ends here is known to have failed.
         """
         ...
 
@@ -87,8 +87,8 @@ class Device(Protocol):
         ...
 
     def storage(self, address: Address) -> torch.UntypedStorage:
-        """Return the memory of a block, whose bounds no tensor in it can leave. It moves when `hold` moves blocks
-        to make free memory contiguous.
+        """Return the memory of a block, whose bounds no tensor in it can leave. `hold` may move the block to other
+        memory, to make free memory contiguous.
         """
         ...
 
@@ -100,7 +100,7 @@ class Device(Protocol):
 
     def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> Event:
         """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come
-        over the first path, because its source has evicted it meanwhile, comes over the next.
+        over the first path, because its source has evicted or moved it meanwhile, comes over the next.
         """
         ...
 

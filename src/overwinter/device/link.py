@@ -1,8 +1,8 @@
 """A model of the links over which blocks reach a device.
 
 A transfer takes the latency of its link, and then the time of its bytes at the link's bandwidth. Links behind one
-switch share the switch's bandwidth, piece by piece of their transfers, so two that transfer at once get half each. The
-time passes in sleep, so it overlaps with computation even on a single core.
+switch share the switch's bandwidth: the pieces of their transfers pass through it one after the other, so two that
+transfer at once get half each. The time passes in sleep, so it overlaps with computation even on a single core.
 """
 
 from collections.abc import Callable, Iterator

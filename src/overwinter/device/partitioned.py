@@ -1,8 +1,8 @@
 """Places blocks in partitions: the arena of Torpor's paper (appendix A.2).
 
-If a function has several blocks of one size that together fill half a partition, these get partitions with slots of
-that size, all others buddy partitions. The blocks of one function are placed together, in their order, so that its
-eviction frees whole partitions. A block larger than a partition takes several adjacent ones.
+If a function has several blocks of one size that together fill half a partition, new partitions for these have slots of
+that size; other new partitions are buddy partitions. The blocks of one function are placed together where there is
+room, so that its eviction frees whole partitions. A block larger than a partition takes several adjacent ones.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class PartitionedAllocator(Allocator):
         return next((each for each in placed if each is not None), None)
 
     def _place_all(self, sizes: Sequence[int], order: Iterable[int], common: Collection[int]) -> list[int] | None:
-        """Place all blocks or none, in this order, those of `common` sizes in slots."""
+        """Place all blocks or none, in this order. New partitions for blocks of `common` sizes have slots."""
         left = sum(sizes)
         placed: dict[int, int] = {}
         own: list[int] = []

@@ -30,7 +30,7 @@ class Partition(Protocol):
 class Buddies:
     """A partition in which free memory lies in aligned chunks of powers of two that merge with their buddies.
 
-    A block that is smaller than its chunk returns the rest of it, so that only granules are lost to rounding.
+    A block that is smaller than its chunk returns the rest of it, so that rounding loses at most a granule.
     """
 
     def __init__(self, nbytes: int, start: int = 0) -> None:

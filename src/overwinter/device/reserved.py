@@ -13,13 +13,13 @@ from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitions import GRANULE_BYTES
 
 CONSOLIDATE_FACTOR = 2
-"""Blocks are moved together only if the free memory is at least this many times as large as the blocks to be placed.
-Otherwise it costs less to evict one more function and to load it again (benchmarks.allocation).
+"""Blocks are moved only if the free memory is at least this many times as large as the blocks to be placed. Otherwise
+it costs less to evict one more function and to load it again (benchmarks.allocation).
 """
 
 
 class ReservedDevice(Device):
-    """Blocks in a tensor of bytes."""
+    """A device whose blocks lie in a tensor of bytes."""
 
     def __init__(self, name: str, allocator: Allocator, memory: torch.Tensor) -> None:
         """`memory`: all zeros, as many bytes as the allocator has."""
@@ -38,8 +38,8 @@ class ReservedDevice(Device):
         return self._arena.missing(blocks)
 
     def hold(self, holder: str, tenant: TenantId, blocks: Mapping[Address, int]) -> tuple[Address, ...] | None:
-        """Give each block a place. If they do not fit and much is free, first move others together. Clear what another
-        tenant left.
+        """Give each block a place. If they do not fit and much is free, first move others to join the free memory.
+        Clear what another tenant left.
         """
         new = self._arena.hold(holder, blocks)
         if new is None and self._arena.free_bytes >= CONSOLIDATE_FACTOR * sum(self._arena.missing(blocks).values()):

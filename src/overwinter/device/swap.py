@@ -49,7 +49,7 @@ class SwapResult(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What one transfer brings over one link, and the first call that reads a part of it."""
+    """One transfer: the number of its first route, its copies, and the first call that reads a part of them."""
 
     route: int
     copies: tuple[Copy, ...]
@@ -61,8 +61,8 @@ def run(
 ) -> SwapResult:
     """Run a function, bringing its missing blocks from the first source that has each.
 
-    Raises NoSpaceError if they do not fit: something must be evicted first. If a transfer fails, the function is
-    evicted.
+    Raises NoSpaceError if they do not fit: something must be evicted first. Raises StoreError if one of them is in no
+    source, and WorkerError if a transfer fails; the function is then evicted.
     """
     # If this fails, nothing has to be evicted, because no block was placed for the run yet.
     inputs = device.bring(inputs)
@@ -110,7 +110,9 @@ def elbow(seconds: Mapping[int, float]) -> int:
 def transfer_times(
     device: Device, route: Route, block: Address, sizes: Sequence[int], clock: Callable[[], float], rounds: int = 3
 ) -> dict[int, float]:
-    """Measure the time of one transfer of each size, the best of several, with a block that the device holds."""
+    """Measure the time of one transfer of each size, the best of several, with a block that the device holds. Raises
+    WorkerError if one fails.
+    """
     times: dict[int, float] = {}
     path = CopyPath(route.source.find({block: max(sizes)}), route.link)
     for nbytes in sizes:
@@ -142,7 +144,9 @@ class _Arrivals:
         self._events.setdefault(group.first_use, []).append((group.route, event))
 
     def wait(self, call: int) -> None:
-        """Return when all that this call needs has arrived; raise WorkerError if a transfer failed."""
+        """Let this call wait for all that it needs (`Event.wait`); raise WorkerError if a transfer is known to have
+        failed.
+        """
         for _, event in self._events.get(call, ()):
             try:
                 event.wait()
@@ -150,7 +154,7 @@ class _Arrivals:
                 raise WorkerError(f"{self._failed}: {error}") from error
 
     def wait_all(self) -> None:
-        """Return when all has arrived."""
+        """Wait for all transfers in the same way."""
         for call in self._events:
             self.wait(call)
 

@@ -65,7 +65,7 @@ class VirtualDevice(ReservedDevice):
 
     def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CopyEvent:
         """Copy parts of blocks as one transfer, after all copies that were asked for before. What does not come
-        over the first path, because its source has evicted it meanwhile, comes over the next.
+        over the first path, because its source has evicted or moved it meanwhile, comes over the next.
         """
         return CopyEvent(self._stream.submit(self._transfer, copies, paths))
 

@@ -51,8 +51,9 @@ def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and exclude sizes at which they differ.
 
     A size that is wrong at 1 begins at 2; if only one of program and model accepts its larger values, it ends at the
-    example's. Sizes that a check of the program refuses are only noted. Any other difference raises ProgramError with
-    the sizes and the difference.
+    example's. Sizes that a check of the program refuses are only noted, if program and model agree at each minimum with
+    some values of the other sizes. Raises ProgramError for any other difference, and for a model that fails at the
+    example's sizes or keeps state.
     """
     assert exported.reference is not None, "only a newly exported program can be compared"
     comparison = _Comparison(exported.program, exported.weights, exported.reference)
@@ -86,8 +87,9 @@ def _try_least(comparison: "_Comparison", base: Sizes) -> None:
 
 
 def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
-    """Try all sizes at 1.5 times the example's, made odd; at twice the example's if program and model both fail there,
-    or a check of the program refuses these sizes. If only one of them fails, try each size separately.
+    """Try all sizes at 1.5 times the example's, made odd and within their ranges; at twice the example's if program and
+    model both fail there, or a check of the program refuses these sizes. If only the program or only the model fails,
+    try each size separately.
     """
     for factor, odd in ((1.5, 1), (2, 0)):
         larger = {name: min(comparison.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
@@ -217,8 +219,8 @@ class _Comparison:
         return None
 
     def raise_minimum(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
-        """Let a size that is wrong at 1 begin at 2, unless `sizes`, where it is 2, have a fault; return whether it
-        begins at 2.
+        """Let a size that is wrong at 1 begin at 2, unless `sizes`, where it is 2, have a fault; return whether its
+        range was changed.
         """
         low, high = self.ranges[name]
         if low >= LEAST_SIZE or high < LEAST_SIZE or (sizes not in self.sizes and self.fault_at(sizes) is not None):

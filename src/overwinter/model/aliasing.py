@@ -22,7 +22,9 @@ def written_slot(call: Call) -> int | None:
 
 
 def check_writes(program: Program) -> None:
-    """Raise ProgramError if any call might write to the memory of a weight or an input."""
+    """Raise ProgramError if any call might write to the memory of a weight or an input, or writes in place to an
+    argument that is not a slot.
+    """
     owner: dict[int, int] = {slot: slot for slot in range(program.first_value)}
     for index, call in enumerate(program.calls):
         target = written_slot(call)

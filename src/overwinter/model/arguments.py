@@ -81,7 +81,7 @@ def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dyna
     for name, tensor in leaves:
         dims = _dimensions_of(name, tensor, dynamic, ranges)
         inputs.append(Input(name, _widened(name, tensor, dims), dims))
-    _check_names(inputs)
+    _check_equal_sizes(inputs)
     _check_ranges(inputs, ranges)
     return Arguments(bound, inputs, ranges)
 
@@ -108,7 +108,9 @@ def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
 
 
 def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
-    """Raise ProgramError unless `dynamic` maps names of inputs to dimensions by number."""
+    """Raise ProgramError unless `dynamic` is None or maps names of inputs to dimensions by number; without inputs it is
+    ignored.
+    """
     if dynamic is None or not inputs:
         return
     if not isinstance(dynamic, Mapping):
@@ -183,7 +185,7 @@ def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.
     return tensor.contiguous()
 
 
-def _check_names(inputs: Sequence[Input]) -> None:
+def _check_equal_sizes(inputs: Sequence[Input]) -> None:
     sizes: dict[str, int] = {}
     for name, tensor, dims in inputs:
         for dim, label in dims.items():

@@ -2,8 +2,8 @@
 
 `torch.export` follows one path through a model. Where the path depended on a size it records a guard, as Python code
 over the sizes of the inputs: the graph is valid only for sizes that satisfy all of them. Guards that give a smallest or
-largest value of a single size become the program's ranges. Every other guard becomes calls at the program's start:
-arithmetic, and an assertion that fails the request with the condition.
+largest value of a single size become the program's ranges. Every other guard that is not trivially true becomes calls
+at the program's start: arithmetic, and an assertion that fails the request with the condition.
 """
 
 import ast
@@ -58,7 +58,7 @@ def conditions_of(
     """Return the guards of an export with the names of sizes, without those that are trivially true.
 
     `labels` are the names of the graph's inputs, `shapes` their sizes: a number or a name. Raises ProgramError for a
-    guard that depends on more than sizes.
+    guard that cannot be parsed or that depends on more than sizes.
     """
     found: list[Condition] = []
     for guard in guards:
@@ -87,7 +87,7 @@ def distinct(conditions: Iterable[Condition]) -> list[Condition]:
 def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, list[Condition]]:
     """Return the ranges narrowed by conditions on a single size, and the remaining conditions.
 
-    Raises ProgramError if no tried value of a size (WINDOW) meets its conditions.
+    Raises ProgramError if none of the tried values of a size, at most WINDOW, meets its conditions.
     """
     ranges = dict(ranges)
     settled: set[str] = set()
@@ -119,7 +119,7 @@ def is_satisfied(conditions: Iterable[Condition], sizes: Mapping[str, int]) -> b
 def evaluate_condition(tree: ast.expr, size_of: Callable[[str], Any], call: Symbolic) -> Any:
     """Evaluate an expression with `call`, and with `size_of` for sizes.
 
-    Raises ProgramError for a function that the operator table does not have.
+    Raises ProgramError for an expression that a program cannot check.
     """
     match tree:
         case ast.Constant(value=bool() | int() | float() as value):
@@ -202,7 +202,7 @@ _TRUTHS = frozenset({*_COMPARISON.values(), *_JOINT.values(), "torch.sym_not"})
 
 
 def kind_of(function: str) -> str:
-    """The type of number that a symbolic function returns."""
+    """The type of number that a symbolic function returns for integers."""
     if function in _TRUTHS:
         return "symbool"
     return "symfloat" if function in ("operator.truediv", "torch.sym_float", "torch.sym_sqrt") else "symint"

@@ -44,7 +44,7 @@ def compile_program(
     numbers are Python numbers. Call it under `torch.inference_mode()`. Errors of operators are not caught; a check of
     the program that fails raises RuntimeError, and an argument out of bounds ValueError. Without `checks_values` the
     program's checks of tensor values are left out, so that it can run on zeros. Raises ProgramError if this PyTorch
-    lacks an operator or an argument, or if the span cannot run alone.
+    lacks an operator, if a call does not fit its operator's signature, or if the span is invalid or cannot run alone.
     """
     start, end = span(program, start, stop)
     check_span(program, start, end)
@@ -146,7 +146,7 @@ class _Writer:
         return f"v{number}" if number >= self.program.first_input else f"weights[{number}]"
 
     def _function(self, call: Call) -> tuple[str, bool]:
-        """The name of the function of a call, and whether it has several results."""
+        """The name of the function of a call, and whether its result must be unpacked."""
         if call.operator in SYMBOLIC:
             return self._named("f", call.operator, SYMBOLIC[call.operator]), False
         if call.operator not in self._signatures:

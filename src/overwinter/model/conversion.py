@@ -231,7 +231,7 @@ class _Conversion:
         if condition in messages:
             found_messages = [messages[condition]]
         else:
-            # The condition follows from others about the same symbols, for which the author gave a message.
+            # The condition may follow from others about the same symbols, for which the author gave a message.
             found_messages = [
                 message
                 for known, message in messages.items()

@@ -1,8 +1,8 @@
 """Encodes and decodes programs.
 
 A program is encoded as msgpack. A decoder blocks all threads of the process until it returns, and so does freeing what
-it returned. Programs are therefore decoded in steps of a bounded number of bytes, and no further when they have too
-many parts.
+it returned. The long lists of a program are therefore decoded in steps of a bounded number of bytes, and no further
+when they have too many parts.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ MAX_ALL_TERMS = 262_144
 
 
 class _Outline(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A program whose fields are not decoded yet. A field that is given twice thus costs nothing."""
+    """A program whose fields, except `version`, are not decoded yet. A field that is given twice thus costs nothing."""
 
     version: int = FORMAT_VERSION
     inputs: Raw

@@ -35,8 +35,8 @@ LARGEST_SIZE = 1 << 20
 SMALLEST_LIMIT = 4096
 """A limit that is set for the sake of memory is never smaller than this."""
 MEMORY_BYTES = 4 << 30
-"""The limit of the activations of a run in which the sizes without a given maximum, except the batch, are the largest,
-and all others the example's.
+"""The limit of the activations of a run in which the sizes without a given maximum, except the batch, have their
+largest values, and all others the example's.
 """
 Constraints = dict[sympy.Expr, ValueRanges[sympy.Expr]]
 

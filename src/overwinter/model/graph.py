@@ -1,8 +1,9 @@
 """Removes from an exported graph what a program does not need.
 
-Copies without an effect and calls with unused results are dropped. Some operators that a program may not call are
-replaced by equivalent ones. Assertions stay, except those on the metadata of tensors (such as their types), which are
-the same in each run. Assertions that depend on sizes only are moved to the start.
+Copies without an effect are dropped, and so are calls with unused results, unless they write in place. Some operators
+that a program may not call are replaced by equivalent ones. Assertions stay, except those on the metadata of tensors
+(such as their types), which are the same in each run. Assertions that depend only on sizes of inputs are moved to the
+start.
 """
 
 import operator
@@ -104,7 +105,7 @@ def guard_calls(module: GraphModule) -> None:
     """Let a graph, and those nested in it, run like an untrusted program: with checks of arguments, and only with
     allowed operators.
 
-    ProgramError names an operator that is not allowed.
+    ProgramError names an operator that is not allowed, or that is called with a function as its argument.
     """
     for part in module.modules():
         if not isinstance(part, GraphModule):
@@ -133,7 +134,7 @@ def guard_calls(module: GraphModule) -> None:
 
 
 def source_line(node: Node) -> str:
-    """Return the line in the model's source that made the call, for messages."""
+    """Return the line in the model's source that made the call, or else the call's module, for messages."""
     trace = node.meta.get("stack_trace") or ""
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
     places = [at for at, line in enumerate(lines) if line.startswith("File ")]

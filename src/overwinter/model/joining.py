@@ -13,7 +13,7 @@ from overwinter.core.agreement import Batching
 from overwinter.model.closeness import ClosenessMeter
 from overwinter.model.structure import BATCH, Program
 
-SAME_KERNELS = 0.01
+SAME_KERNELS_FRACTION = 0.01
 """The fraction of the bound that applies between two runs of equal sizes. They use the same kernels; only
 value-dependent work (for example the rows of each expert) can still change the order of a sum.
 """
@@ -37,7 +37,8 @@ def batching(
     answer: Callable[[Tensors], Tensors],
     max_batch: int = 1,
 ) -> Batching:
-    """Try shared runs with requests of several numbers of rows, and with as many requests as may share a run.
+    """Try shared runs with requests of several numbers of rows, and with as many requests as may share a run, but at
+    most MOST_REQUESTS.
 
     `request` draws a request with a number of rows from a seed, and `answer` runs the program or raises. Each request
     must get the answer that it gets alone, within `bound`. The first of two requests must also get the same answer,
@@ -65,7 +66,7 @@ def batching(
             fault = ""
             if rows is shared[0]:
                 others = [different, requests[0], *_extremes(requests[1])]
-                fault = _influence(program, bound * SAME_KERNELS, requests[0], joined[0], others, answer)
+                fault = _influence(program, bound * SAME_KERNELS_FRACTION, requests[0], joined[0], others, answer)
             for inputs, given in zip(requests, joined, strict=True):
                 fault = fault or meter.compare(answer(inputs), given)
         except Exception as error:  # noqa: BLE001 - any operator may raise anything for what it was not made for

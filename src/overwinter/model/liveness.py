@@ -101,7 +101,7 @@ def peak_activation_bytes(program: Program, sizes: Mapping[str, int] | None = No
     """Return the most bytes of inputs and results alive at once, at these dynamic sizes (by default the example's).
 
     Values that share memory are counted once, as long as any of them is alive. Weights, scratch memory of operators and
-    the allocator's rounding are not counted. Raises ProgramError for a size out of range.
+    the allocator's rounding are not counted. Raises ProgramError for an unknown dimension or a size out of range.
     """
     filled = dimension_sizes(program, sizes or {})
     inputs = sum(input_bytes(spec, filled) for spec in program.inputs)

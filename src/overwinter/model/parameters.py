@@ -52,7 +52,7 @@ class Parameter:
     """The values that one parameter of an operator accepts."""
 
     def __init__(self, operator: str, argument: Any) -> None:
-        """Create it; `argument` is a part of the operator's schema."""
+        """`argument` is the parameter's entry in the operator's schema."""
         kind = argument.real_type
         # A number may replace a tensor only if no result can be the tensor itself.
         self._no_number = argument.alias_info is not None or operator in TENSORS_ONLY

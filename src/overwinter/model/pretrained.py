@@ -1,4 +1,4 @@
-"""Opens a directory written by `transformers` for export. For the deployer's side only.
+"""Opens for export a directory written by `transformers`. For the deployer's side only.
 
 The directory contains `config.json` and safetensors; nothing is downloaded, and no code in the directory runs.
 `transformers` is imported on demand. The inputs of a model follow from its configuration and the signature of its
@@ -98,8 +98,8 @@ def load_transformers(path: Path, options: Mapping[str, Any] | None = None) -> P
     """The model in a `transformers` directory, wrapped to return plain tensors, with example inputs and dynamic sizes.
 
     `options` may give a size by its name, as `{"sequence": 128}` (fixed) or `{"height": "any"}` (may vary), and the
-    `part` of the model to deploy. Raises ProgramError if the directory is incomplete, `transformers` is missing, the
-    model takes another kind of input or has no such part or size.
+    `part` of the model to deploy. Raises ProgramError if the directory is incomplete or names code, `transformers` is
+    missing or cannot load the model, the model takes another kind of input, or an option is invalid for it.
     """
     sizes = dict(options or {})
     part = sizes.pop("part", None)
@@ -176,7 +176,9 @@ def import_transformers() -> Any:
 
 
 def with_examples(plain: PlainModel, sizes: Mapping[str, Any]) -> Pretrained:
-    """Return the model with example inputs and the names of their dynamic sizes; `sizes` are the options."""
+    """Return the model with example inputs and the names of their dynamic sizes; `sizes` are the options. Raises
+    ProgramError for an invalid size, or if the model takes another kind of input.
+    """
     axes = _axes(plain)
     config = plain.model.config
     known = {name: size for name, size in _sizes(config).items() if any(name in each for each in axes.values())}

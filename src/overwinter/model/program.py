@@ -152,7 +152,7 @@ def _check_specs(what: str, specs: tuple[TensorSpec, ...], dimensions: Iterable[
 
 
 def _check_output_sizes(program: Program) -> None:
-    """Check that each size of an output is a number, or names at least one dimension and nothing unknown."""
+    """Check that each size of an output is a number, or names at least one dimension and no unknown one."""
     for spec in program.outputs:
         for size in spec.shape:
             names = _OPERAND.findall(size) if isinstance(size, str) else []
@@ -301,7 +301,7 @@ class _Walk:
             raise ProgramError(f"{where}: cannot check a {'number' if is_number else 'tensor'}")
 
     def _number_bits(self, call: Call, where: str) -> int:
-        """Return the most bits that the call's result can need, treating every operator as a product."""
+        """Return the most bits that the call's result can need, treating every function of numbers as a product."""
         if call.operator in ITEM_OPERATORS:
             return ITEM_BITS
         if call.operator in SIZE_OPERATORS:

@@ -1,7 +1,7 @@
 """The remedies for models that a program cannot represent, and checks and settings of a model for its export.
 
-For the deployer's side only. Each message of a refusal is one sentence: what is refused, the line or the module that
-causes it, and the remedy.
+For the deployer's side only. Each message of a refusal is one sentence: what is refused and, where they are known, the
+line or the module that causes it, and the remedy.
 """
 
 import re

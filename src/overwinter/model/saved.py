@@ -4,7 +4,7 @@ PyTorch opens such a file by executing parts of it: it unpickles objects, loads 
 sizes, and writes names into Python source that it executes. None of that may run code from a third party's file, so an
 allow list defines what counts as data, and everything else is refused.
 
-The file is read with PyTorch's own reader, because two readers may see different contents of one archive.
+The contents are read with PyTorch's own reader, because two readers may see different contents of one archive.
 """
 
 import ast
@@ -51,7 +51,7 @@ _FUNCTIONS = {
     *("RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "TruncToFloat", "TruncToInt", "RoundToInt"),
     *("RoundDecimal", "ToFloat", "Identity", "IsNonOverlappingAndDenseIndicator", "max", "min", "abs"),
 }
-"""The functions that an expression of sizes may call."""
+"""The functions that an expression of sizes may call, in addition to `Symbol`."""
 _FORMS = {
     *("builtins.tuple", "builtins.list", "builtins.dict"),
     *("collections.namedtuple", "collections.OrderedDict", "collections.deque"),
@@ -173,7 +173,7 @@ def _is_data(path: Sequence[str], text: str) -> bool:
     if key in _NOTES and before[-1:] == ("metadata",):
         return True
     if key in ("as_string", "as_strings") and before == ("inputs", "arg"):
-        # In the source an argument of a call is a quoted Python string.
+        # In the Python source such an argument of a call is a quoted string.
         return True
     if path[0] == "guards_code":
         return _is_arithmetic(text)
@@ -246,8 +246,9 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _is_symbolic(text: str) -> bool:
-    """Whether the names in arithmetic are only sizes and called functions. sympy evaluates the arithmetic. It reads
-    other names as functions of its own or of Python, or as symbols (such as `math`), whose methods evaluate text.
+    """Whether the names in arithmetic are only sizes, constants and called functions. sympy evaluates the arithmetic.
+    It reads other names as functions of its own or of Python, or as symbols (such as `math`), whose methods evaluate
+    text.
     """
     tree = ast.parse(text.strip(), mode="eval")
     called = {id(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}

@@ -69,7 +69,9 @@ class Sizes:
         return self._terms[expression]
 
     def expression(self, number: torch.SymInt | torch.SymBool) -> sympy.Expr:
-        """Express a symbolic number of the graph with the names of sizes."""
+        """Express a symbolic number of the graph with the names of sizes; raise ProgramError if it depends on the
+        values of a tensor.
+        """
         unknown = number.node.expr.free_symbols - self.meanings.keys()
         if unknown:
             raise ProgramError(

@@ -38,7 +38,7 @@ class Slicer:
         self._producer = [index for index, call in enumerate(program.calls) for _ in call.outputs]
         """The call that produces each value."""
         self._first_results = [program.first_value]
-        """The first value that each call or a later one produces."""
+        """For each call, the first value that it or a later call produces."""
         for call in program.calls:
             self._first_results.append(self._first_results[-1] + len(call.outputs))
         self._groups = memory_groups(program)
@@ -101,8 +101,8 @@ class Slicer:
                 yield index + 1, nbytes
 
     def slice(self, start: int, stop: int) -> Program:
-        """Return calls `start` to `stop` as a program; each is a cut that `cuts` yields, or an end of the program.
-        Raises ProgramError if a value cannot be sent from one slice to another.
+        """Return calls `start` to `stop` as a program; `start` and `stop` are cuts that `cuts` yields, or ends of the
+        program. Raises ProgramError if a value cannot be sent from one slice to another.
         """
         program = self._program
         received, repeated = self._needs(start, stop)

@@ -135,8 +135,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     dimensions: dict[str, tuple[int, int]]
     """The range of each dynamic size."""
     example: dict[str, int]
-    """The dynamic sizes for which `layers` is computed: those of the example inputs, but for the batch its smallest
-    value, if the model's conditions on sizes allow that.
+    """The dynamic sizes for which `layers` is computed: those of the example inputs, except that the batch has its
+    smallest value if the model's conditions on sizes allow that.
     """
 
     @property
@@ -184,7 +184,9 @@ def count_parts(call: Call) -> int:
 
 
 def evaluate(terms: tuple[Term, ...], dimensions: Mapping[str, int]) -> int:
-    """Return the sum of terms, an integer that is never negative. `dimensions`: the sizes, in the program's order."""
+    """Return the sum of terms as a whole number, and 0 for a negative sum. `dimensions`: the sizes, in the program's
+    order.
+    """
     sizes = list(dimensions.values())
     total = sum(
         term.coefficient * prod(size**power for size, power in zip(sizes, term.powers, strict=True)) for term in terms

@@ -72,9 +72,10 @@ def _check_buffers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def as_program_error(what: str, doubt: str = "") -> Iterator[None]:
-    """Turn any exception that the model's code, or opening a file, raises into a ProgramError with the line at fault.
+    """Turn any exception of the model's code, or of opening a file, into a ProgramError, with the line at fault if
+    it is known.
 
-    `doubt` ends the message if an operator may have refused its arguments.
+    `doubt` ends the message if an operator may have refused its arguments and no remedy is known.
     """
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
@@ -110,7 +111,7 @@ def _first_line(error: Exception) -> str:
 
 
 _LONGEST = 300
-"""The most characters of an error that are reported."""
+"""The most characters of an error's first line that are reported."""
 
 _KNOWN_ERRORS: tuple[tuple[str, str], ...] = (
     (
@@ -137,7 +138,7 @@ _NOT_THE_AUTHORS = (
 
 
 def _user_line(error: Exception) -> str:
-    """Return the innermost line outside of PyTorch and of this package that led to the error."""
+    """Return the innermost line outside of PyTorch and of this package that led to the error; empty if none did."""
     trace = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in trace if not frame.filename.startswith(_NOT_THE_AUTHORS)]
     return _location(frames[-1]) if frames else ""

@@ -11,7 +11,9 @@ _KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return, for each placeholder that is not an input, its name in the model and its tensor."""
+    """Return, for each placeholder that is not an input, its name in the model and its tensor; raise ProgramError if it
+    is not a tensor.
+    """
     found: dict[str, tuple[str, torch.Tensor]] = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
@@ -35,7 +37,7 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
     shape's.
 
     A weight with gaps becomes a copy with its dimensions in the same order; an expanded weight (with a stride of 0)
-    becomes a copy in the order of its shape.
+    becomes a copy in the order of its shape. Raise ProgramError for a sparse weight, or one of an unsupported type.
     """
     if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(

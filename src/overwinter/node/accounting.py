@@ -38,14 +38,14 @@ from overwinter.telemetry.statistics import Statistics
 
 MEASURED_MAX = 16
 """The most workers that are measured in one comparison, those measured longest ago first, because each costs
-milliseconds. All zygotes are measured.
+milliseconds. This limit does not apply to zygotes.
 """
 COPIES_EVERY_S = 1.0
-"""How often workers are looked for that may have copied many pages which they shared with their zygote."""
+"""How often the node looks for workers that may have copied many pages which they shared with their zygote."""
 COPIED_BYTES = 64 << 20
-"""A worker that may have copied as much since its last measurement is measured again."""
+"""A worker that may have copied more than this since `measure_copies` last measured it is measured again."""
 COPIES_MEASURED_MAX = 8
-"""The most workers that are then measured."""
+"""The most workers that `measure_copies` measures at once."""
 MAPPINGS_MAX = 16_384
 """The most mappings of a worker in addition to its blocks. A fresh worker has about a thousand. Each mapping takes
 memory of the kernel, and makes a measurement longer.
@@ -61,7 +61,7 @@ class Mismatch(NamedTuple):
 
 
 class _PageFaults(NamedTuple):
-    """The page faults of a worker."""
+    """The page faults of a worker. Only the measurements of `measure_copies` count here, not those of `compare`."""
 
     cpu_time_s: float = -1.0
     """Its CPU time when they were last counted."""
@@ -110,9 +110,9 @@ class Accounting:
                     await self.measure_copies()
 
     async def measure_copies(self) -> None:
-        """Measure workers that may have copied many pages, or whose zygote has dropped programs, since their last
-        measurement. The one measured longest ago is first: a worker that copies pages all the time must not delay the
-        others.
+        """Measure workers that may have copied many pages, or whose zygote has dropped programs, since this method
+        last measured them. The one measured longest ago is first: a worker that copies pages all the time must not
+        delay the others.
         """
         smaps = self._processes.worker_smaps()
         self._page_faults = {worker: self._page_faults_of(worker) for worker in smaps}
@@ -190,10 +190,10 @@ class Accounting:
         self._count_lasting({*_store_mismatches(stores), *_worker_mismatches(accounts.workers)})
 
     def _update(self, worker: WorkerId, memory: ProcessMemory, mappings_max: int) -> bool:
-        """Update the memory that the worker still shares with its zygote, at most that at its fork. If the zygote has
-        dropped programs since the fork, some of it may be shared with other workers only, and each of these workers
-        counts a part. Stop a worker with too many mappings, of which only a part was measured. Return whether the
-        measurement was used.
+        """Update the memory that the worker still shares with its zygote: at most what it shared at its fork. If the
+        zygote has dropped programs since the fork, some of it may be shared with other workers only, and each of these
+        workers counts a part. Stop a worker with too many mappings, of which only a part was measured. Return whether
+        the measurement was used.
         """
         process = self._processes.process(worker)
         if process is None or process.dismissed:

@@ -62,21 +62,22 @@ class AheadProcesses:
         self.advance(tenant)
 
     def check(self) -> None:
-        """Ask for the requested processes whose zygote was busy, or had programs to compile, until now."""
+        """Advance the tenants with requested processes for which no zygote was asked yet."""
         for tenant in {
             process.family.tenant for worker, process in self.workers.items() if self._limits[worker] is None
         }:
             self.advance(tenant)
 
     def advance(self, tenant: TenantId) -> None:
-        """Let the tenant's zygote fork the requested processes if it can, and has prepared all its programs.
+        """Ask the tenant's zygote for the requested processes for which no zygote was asked yet, if it can fork and has
+        prepared all its programs.
 
-        If the zygote has ended or could not fork at its last request, the requested processes are ended: the scheduler
-        would otherwise count them as starting for as long as the zygote cannot fork.
+        If the zygote has ended or its last fork failed, these processes are ended: the scheduler would otherwise count
+        them as starting for as long as the zygote cannot fork.
         """
         zygote = self._forker.zygotes.tenants.get(tenant)
         for process in self._unasked(tenant):
-            if zygote is None or zygote.limits is None or zygote.last_fork_failed:
+            if zygote is None or zygote.limits is None or zygote.fork_failed:
                 self._forker.forks.end(process, "its tenant's zygote has ended, or cannot fork")
             elif zygote.can_fork and not self._preparing.has_waiting(tenant):
                 self._limits[process.worker] = zygote.limits
@@ -100,7 +101,9 @@ class AheadProcesses:
             del self.workers[process.worker], self._limits[process.worker]
 
     def give_up(self, process: WorkerProcess, why: str) -> None:
-        """Kill a process that uses more memory or computes more than a waiting process may; `why` is logged."""
+        """Kill a process that uses more memory or computes more than a waiting process may. The log gets `why`, unless
+        it got another such line on the tenant recently.
+        """
         tenant = process.family.tenant
         self._throttle.log(tenant, f"a process forked ahead for {tenant} was ended: {why}")
         self._forker.forks.kill(process)

@@ -37,7 +37,9 @@ Placed = Sequence[tuple[TensorMeta, int]]
 
 
 class AnswerCheck:
-    """Checks a worker's answers against the declared outputs of its function."""
+    """Checks tensors from a worker against their declaration: the outputs of its function, or the inputs of a program
+    that its handler calls.
+    """
 
     def __init__(self, outputs: Sequence[TensorSpec], *, counted: bool = True) -> None:
         """`counted` False: its answers may have any number of outputs, because nobody reads them."""
@@ -72,21 +74,21 @@ class AnswerCheck:
         return [[(meta, next(at)) for meta in metas] for metas in given]
 
     def _check(self, metas: Sequence[TensorMeta]) -> None:
-        """Check the descriptions first: their sizes may be any numbers."""
+        """Check the descriptions before the offsets are computed: the sizes may be any numbers."""
         self._check_count(metas)
         nbytes = elements = 0
         for meta, spec in zip(metas, self._outputs, strict=True):
             if not _is_declared(meta, spec):
-                raise ValueError(f"an output does not match the declared {spec.name!r}")
+                raise ValueError(f"a tensor does not match the declared {spec.name!r}")
             if not 0 <= meta.nbytes <= ANSWER_BYTES_MAX or meta.datatype not in KNOWN:
-                raise ValueError(f"output {spec.name!r} cannot have {meta.nbytes} bytes")
+                raise ValueError(f"tensor {spec.name!r} cannot have {meta.nbytes} bytes")
             nbytes += meta.nbytes
             if meta.datatype == BYTES:
                 elements += prod(meta.shape)
         if nbytes > ANSWER_BYTES_MAX:
-            raise ValueError(f"an answer has more than {ANSWER_BYTES_MAX} bytes")
+            raise ValueError(f"the tensors of a request have more than {ANSWER_BYTES_MAX} bytes")
         if elements > ELEMENTS_MAX:
-            raise ValueError(f"an answer has more than {ELEMENTS_MAX} elements of BYTES")
+            raise ValueError(f"the tensors of a request have more than {ELEMENTS_MAX} elements of BYTES")
 
     def _check_count(self, metas: Sequence[TensorMeta]) -> None:
         if len(metas) != len(self._outputs):
@@ -104,8 +106,8 @@ def _is_declared(meta: TensorMeta, spec: TensorSpec) -> bool:
 
 
 def copied_tensors(given: Iterable[Placed], buffer: SharedBuffer) -> list[list[Tensor]]:
-    """Return a copy of each request's tensors in the buffer, with unchecked contents. Raises OSError or MemoryError
-    when the node lacks memory.
+    """Return a copy of each request's tensors in the buffer, with unchecked contents. Raises OSError or MemoryError as
+    `SharedBuffer.take` does.
     """
     return [
         [Tensor(meta.name, meta.datatype, meta.shape, buffer.take(at, meta.nbytes)) for meta, at in placed]

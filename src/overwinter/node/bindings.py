@@ -36,7 +36,7 @@ class Bindings:
 
     def lacking(self, bind: Bind) -> list[int]:
         """The indices of the function's blocks that the worker does not have, or has from files that were dropped
-        since. Such a file is neither counted nor verified, and the function would use it until it is unbound.
+        since. Such a file is neither counted nor verified, and the function would use the file until its unbind.
         """
         numbered = enumerate(bind.blocks)
         return [at for at, (address, _) in numbered if address not in self._users or address in self._dropped]
@@ -56,12 +56,12 @@ class Bindings:
 
     @property
     def inodes(self) -> set[int]:
-        """The files that the worker received as its blocks, as far as they were recorded."""
+        """The inodes of the files that the worker received as its blocks, as far as they were recorded."""
         return set(self._inodes.values())
 
     def add(self, function: DeployedFunction, bind: Bind, fds: Sequence[int] = ()) -> None:
-        """Record that a function was handed to an executor, which answers only if it cannot run it. Raises ValueError
-        if it was handed over already. `fds`: see `begin`.
+        """Record that a function was handed to an executor, which answers only if the function cannot run there.
+        Raises ValueError if it was handed over already. `fds`: see `begin`.
         """
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")

@@ -106,7 +106,7 @@ class Calls:
             waiting.discard(future)
 
     def busy(self) -> bool:
-        """Whether any request is open, or any worker or device has an operation in progress."""
+        """Whether any request is open, any worker or device has an operation in progress, or a worker is stopping."""
         return bool(self.payloads) or self._published.busy()
 
     def reply(self, action: Reply) -> None:

@@ -25,7 +25,7 @@ def number_in(path: Path) -> int | None:
 
 
 def remove_group(directory: Path) -> bool:
-    """Remove an empty group; return whether it was removed."""
+    """Remove an empty group; return whether it is gone."""
     try:
         directory.rmdir()
     except FileNotFoundError:

@@ -42,7 +42,7 @@ WEIGHT, WEIGHT_LEAST = 100, 1
 """The usual and the least CPU weight of a group in control groups version 2."""
 NODE_DIVISOR = 8
 """The factor by which the CPU weight of all workers together is below that of other processes, per core. With the usual
-weight, threads that often wait for each other can keep a core from all processes for minutes: see
+weight, threads that often wait for each other can keep a core from all other processes for more than a minute: see
 docs/decisions/sandbox.md.
 """
 LOWERED_DIVISOR = 16
@@ -52,14 +52,14 @@ EMPTY_S, PAUSE_S = 1.0, 0.02
 
 
 class Groups:
-    """The node's control groups, one in each hierarchy that has a controller, and the groups below and next to it."""
+    """The node's control groups, one in each hierarchy that has a controller, and the groups below and next to them."""
 
     def __init__(self) -> None:
         self.name = f"{NAME_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         """The name of the node's own group. A part is random: nodes in other namespaces may have the same process id.
         """
         self.missing: list[str] = []
-        """The limits and shares that are not available."""
+        """A message for each controller without a group."""
         self._parents: dict[str, Path] = {}
         self._locks: dict[Path, int] = {}
         """The groups that this node has locked, so that other nodes do not remove them."""
@@ -79,7 +79,7 @@ class Groups:
         self._last, self._last_demoted = 0, 0
         for controller in CONTROLLERS:
             parent = group_of(controller)
-            if controller == "memory" and parent is not None and not counts_memory(parent):
+            if controller == "memory" and parent is not None and not allows_tenant_groups(parent):
                 self._lacks(controller, "only control groups version 1 have one for each tenant")
             elif parent is not None and os.access(parent, os.W_OK):
                 self._parents[controller] = parent
@@ -136,7 +136,8 @@ class Groups:
         """Open the tenant's groups, which a forked process enters by writing "0" to each descriptor. The one that
         counts its memory is left out unless `counts_memory`.
 
-        Yields none for the tenant None, and none for a group that does not exist or that the system does not allow.
+        Yields none for the tenant None, and none for a group that the system does not allow; creates the others if
+        necessary.
         """
         fds: list[int] = []
         with suppress(OSError):
@@ -199,7 +200,9 @@ class Groups:
     # Threads
 
     def threads(self) -> tuple[int, int | None]:
-        """Return the threads of all processes of the node's groups, and the bound on those of its own group, if any."""
+        """Return the number of threads in the node's groups, 0 if they are not counted, and the bound on those of its
+        own group, if any.
+        """
         parent = self._parents.get("pids")
         if parent is None:
             return 0, None
@@ -211,7 +214,7 @@ class Groups:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether tenants have separate groups, and processes can be demoted."""
+        """Whether tenants have separate groups, and demoted processes can have them too."""
         return self._tenants_parent is not None
 
     def demote(self, pid: int, tenant: TenantId | None) -> Path:
@@ -247,8 +250,8 @@ class Groups:
         return directory
 
     def restore(self, directory: Path) -> None:
-        """Give the process of this group, which was demoted, the CPU weight of all workers. Takes microseconds, and
-        applies to a process that is ending, too. Must be followed by `ended`.
+        """Give the process of this group, which was demoted, the CPU weight of the node's own group. Takes
+        microseconds, and applies to a process that is ending, too. Must be followed by `ended`.
         """
         if self._demoted_parent is None:
             return
@@ -260,7 +263,9 @@ class Groups:
             _configure("cpu", self._demoted_parent)
 
     def ended(self, directory: Path) -> None:
-        """The process of this group has ended. Unless another restored one is left, all get only idle cores again."""
+        """The process of this group has ended. Unless another restored one is left, all demoted processes get only idle
+        cores again.
+        """
         if directory in self._restored:
             self._restored.discard(directory)
             if not self._restored and self._demoted_parent is not None:
@@ -277,7 +282,7 @@ class Groups:
                     _remove_left(directory)
 
     def close(self) -> None:
-        """Remove the groups. Their processes must have been killed; waits for the last to end."""
+        """Remove the groups. Their processes must have been killed; waits up to EMPTY_S for the last to end."""
         checks = int(EMPTY_S / PAUSE_S)
         while checks and sum(not _remove_all(directory) for directory in list(self._locks)):
             time.sleep(PAUSE_S)
@@ -299,7 +304,7 @@ def _is_version_2(directory: Path) -> bool:
     return (directory / "cgroup.type").exists()
 
 
-def counts_memory(directory: Path) -> bool:
+def allows_tenant_groups(directory: Path) -> bool:
     """Whether tenants' groups can be created below a group of the memory controller: only in version 1."""
     return (directory / "memory.usage_in_bytes").exists()
 
@@ -338,7 +343,7 @@ def _end_idle(directory: Path) -> None:
 
 
 def _locked(directory: Path, how: int) -> int | None:
-    """A descriptor that locks the group; None: the group does not exist, or another node has it."""
+    """A descriptor that locks the group; None: the group does not exist, was replaced, or another node has it."""
     try:
         lock = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:
@@ -366,7 +371,7 @@ def _remove_left(directory: Path) -> None:
 
 
 def _remove_all(directory: Path) -> bool:
-    """Remove a group and those below it; return whether it was removed."""
+    """Remove a group and those below it; return whether it is gone."""
     for below in directory.glob("*/"):
         remove_group(below)
     return remove_group(directory)

@@ -15,7 +15,7 @@ import msgspec
 
 from overwinter.core.config import NodeConfig
 from overwinter.node.cgroup_files import group_of
-from overwinter.node.cgroups import CONTROLLERS, counts_memory
+from overwinter.node.cgroups import CONTROLLERS, allows_tenant_groups
 from overwinter.node.limits import workers_most
 from overwinter.node.pressure import available_bytes
 from overwinter.store.disk import free_bytes
@@ -44,7 +44,7 @@ REMEDIES = {
     "/proc shows": "in a container, an unmasked /proc; workers then see no other processes",
     "filtered": "a kernel with seccomp filters (CONFIG_SECCOMP_FILTER), on x86-64 or ARM64",
 }
-"""The remedy for each missing protection, by words of its message."""
+"""The remedies for missing protections, by words of their messages."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -151,7 +151,7 @@ def _groups() -> Check:
     lacking = [meaning for controller, meaning in CONTROLLERS.items() if controller not in usable]
     if not lacking:
         found = "threads are bounded, and cores are shared among tenants"
-        if not counts_memory(usable["memory"]):
+        if not allows_tenant_groups(usable["memory"]):
             # No remedy: the system chooses the version.
             found += f"; with version 2, {CONTROLLERS['memory']}"
         return Check("control groups", "ok", found)

@@ -60,9 +60,9 @@ class ContainedProcess:
         keep: Callable[[str], None],
         outputs_bytes: int = FILE_BYTES,
     ) -> None:
-        """`tenant`: the only one whose functions it runs. `what`: its kind, as the log names it. `keep` gets its
-        output. `outputs_bytes`: the most that the outputs of a run may have. Raises OSError when the system has no
-        descriptors or memory left.
+        """`tenant`: the only one whose functions it runs; None: those of any tenant. `what`: its kind, as the log
+        names it. `keep` gets its output. `outputs_bytes`: the most that the outputs of a run may have. Raises OSError
+        when the system has no descriptors or memory left.
         """
         self._files = files
         self.worker = worker
@@ -114,8 +114,8 @@ class ContainedProcess:
         return [buffer.fd for slot in self.slots for buffer in slot]
 
     def copy_inputs(self, slot: int, tensors: Sequence[Tensor]) -> None:
-        """Copy inputs into a slot's buffer, in order, until the process is over. Raises OSError when the system lacks
-        memory.
+        """Copy inputs into a slot's buffer, in order, until the process is over. Raises OSError as `SharedBuffer.grow`
+        does.
         """
         _copy_into(self.slots[slot].inputs, tensors, lambda: self.over)
 
@@ -160,7 +160,7 @@ class ContainedProcess:
         """Free the slot of a run that was answered and whose outputs were copied, or that was taken back."""
         self._free.append(pending.slot)
 
-    def is_idle_since(self, run: RunId) -> bool:
+    def is_idle_after(self, run: RunId) -> bool:
         """Whether nothing runs, and this run was the last one."""
         return len(self._free) == len(self.slots) and self.last_run == run
 
@@ -203,7 +203,7 @@ class ContainedProcess:
             self.kill()
 
     def can_meet_slo(self, cpu_time_s: float) -> bool:
-        """Whether it runs for functions with an SLO that it can still meet. `cpu_time_s`: its CPU seconds now."""
+        """Whether it is a worker whose function has an SLO that it can still meet. `cpu_time_s`: its CPU time now."""
         return False
 
     def kill(self) -> None:
@@ -277,7 +277,7 @@ def new_buffer(tensors: Sequence[Tensor]) -> int:
 
 
 def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor], stops: Callable[[], bool] = lambda: False) -> None:
-    """Copy tensors one after another; `stops`: whether the others are not needed any more."""
+    """Copy tensors one after another; `stops`: whether the rest is not needed any more."""
     places = offsets(tensor.meta for tensor in tensors)
     for tensor, at in zip(tensors, places, strict=False):
         if stops():
@@ -286,7 +286,7 @@ def _copy_into(buffer: SharedBuffer, tensors: Sequence[Tensor], stops: Callable[
 
 
 def _slot(worker: WorkerId, outputs_bytes: int, undo: ExitStack) -> Slot:
-    """Create the buffers of a slot, which are closed if creating another one of the process fails."""
+    """Create the buffers of a slot, which `undo` closes if the creation of the process's record fails."""
     inputs = SharedBuffer.make(f"overwinter-in-{worker}")
     undo.callback(inputs.close)
     outputs = SharedBuffer.make(f"overwinter-out-{worker}", outputs_bytes)

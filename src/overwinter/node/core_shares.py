@@ -47,7 +47,7 @@ class CoreShares:
         """The CPU seconds of each process at the last check."""
         self._last = Seconds(0.0)
         self._used: dict[TenantId, float] = {}
-        """The cores that each tenant's processes used recently, executors included."""
+        """The cores that each tenant's workers, zygote and own executors used recently."""
         self._used_for_slo: dict[TenantId, float] = {}
         """The part of them that its workers used while all their runs could meet an SLO."""
         self._cpu_time_outside_runs_s: dict[WorkerId, float] = {}

@@ -141,7 +141,8 @@ class Deploys:
 
     def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
         """Return the program, and how it runs on devices; raise CallerError or ProgramError unless the manifest is
-        consistent with the program and the repository, or NoSpaceError if the devices are too small. Runs in a thread.
+        consistent with the program, the repository and the node, or NoSpaceError if the devices are too small. Runs in
+        a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
         if len(blobs) > BLOBS_MAX:
@@ -254,8 +255,8 @@ class Deploys:
         return ""
 
     def restore(self) -> None:
-        """Tell the scheduler about every function in the repository, and restore the pipelines. Keep only the blocks of
-        functions that are complete in the host stores.
+        """Tell the scheduler about every function in the repository, and restore the pipelines. In the host stores,
+        keep only the blocks of functions whose blocks are all there.
         """
         self._repository.forget_unproven()
         deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
@@ -284,7 +285,7 @@ class Deploys:
 
 
 def _check_run(manifest: Manifest) -> None:
-    """Raise CallerError if a run of the function might have too many tensors."""
+    """Raise CallerError if a run of the function might have too many tensors, or sizes in their shapes."""
     specs, batch = [*manifest.inputs, *manifest.outputs], manifest.settings.max_batch
     if batch > (most := requests_of_run_max(specs)):
         sizes = sum(len(spec.shape) for spec in specs)

@@ -95,7 +95,7 @@ def slices_for(manifest: Manifest, program: Program, devices: Sequence[DeviceCon
     if one does.
 
     Raises ConflictError if the node has no devices, and NoSpaceError if the program cannot be cut into slices that a
-    device holds, or if no device has memory for what the smallest request computes.
+    device holds, or if no device that holds all its blocks has memory for what the smallest request computes.
     """
     name = manifest.name
     if not devices:
@@ -129,7 +129,7 @@ def may_hold(manifest: Manifest, devices: Sequence[DeviceConfig]) -> bool:
 
 
 def _holding(devices: Sequence[DeviceConfig], sizes: Sequence[int]) -> list[DeviceConfig]:
-    """Return those of the devices that can hold blocks of these sizes when they are empty."""
+    """Return those of the devices that, when empty, can hold blocks of these sizes."""
     fits = {memory_bytes: _fit(memory_bytes, sizes) for memory_bytes in {each.memory_bytes for each in devices}}
     return [each for each in devices if fits[each.memory_bytes]]
 
@@ -175,8 +175,8 @@ class _Cutting:
         largest = max(sum(nbytes for _, nbytes in part) for part in parts)
         raise NoSpaceError(
             f"the {total} bytes of {name!r} in {len(self._sizes)} blocks, the largest of {max(self._sizes.values())}, "
-            f"do not fit on an empty device of {self._most} bytes, nor do those of up to {SLICES_MAX} slices of "
-            f"its program, which has parts of up to {largest} bytes that cannot be cut: serve with a larger "
+            f"do not fit on an empty device of {self._most} bytes, nor does a cut into up to {SLICES_MAX} slices that "
+            f"was tried; its program has parts of up to {largest} bytes that cannot be cut: serve with a larger "
             "--device-memory or --device-activations, or store its weights in fewer bytes"
         )
 

@@ -72,9 +72,9 @@ class ExecutorProcess(ContainedProcess):
         self.device = action.device
         self.bindings = Bindings()
         self.used: dict[FunctionId, None] = {}
-        """The functions that were handed over, the least recently used first."""
+        """The functions handed over for a run or a preparation that has begun, the least recently used first."""
         self.known: set[FunctionId] = set()
-        """The functions that were handed over, and others that may still be on the device."""
+        """These functions, and those that it does not map any more but that may still be on the device."""
         self.unconfirmed: list[str] = []
         """The functions for which it may still send a BindFailed: it has answered no run that was sent later."""
         self._unconfirmed_before_run: list[str] = []
@@ -236,8 +236,8 @@ class Executors:
         self._when_verified(process, function, host, hand_over)
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
-        """Let the next run copy blocks from another device, if the isolation of devices allows it and the system has a
-        descriptor left; otherwise all blocks come from the host.
+        """Let the next run copy blocks from another device, if that has a ready executor that shares its memory, the
+        isolation of devices allows it, and the system has a descriptor left; otherwise all blocks come from the host.
         """
         peer = self.process(device)
         if peer is None or not peer.ready or peer.memory is None or peer.tenant != process.tenant:

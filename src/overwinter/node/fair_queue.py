@@ -1,8 +1,8 @@
 """Starts work that becomes ready together: some in each iteration of the event loop, and the clients take turns.
 
 Otherwise one iteration would start all requests that have arrived, or handle all that are complete, one for each
-connection, and the requests of other clients would wait for its end. The requests of clients that leave together are
-cancelled in the same way.
+connection, and the requests of other clients would wait for its end. The requests of clients that disconnect together
+are cancelled in the same way.
 
 While work is left, the node's other threads may run Python code between two iterations. The loop releases the GIL at
 each poll, but takes it again before a waiting thread wakes up, so without a pause the threads would not run.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 STARTED_MAX = 16
-"""The most requests that one iteration of the event loop starts: about a millisecond of work."""
+"""About the most requests that one iteration of the event loop starts: a millisecond of work."""
 BYTES_OF_ONE = 4 << 10
 """The bytes of a complete request that count as one request more."""
 SMALL_MOST = 4

@@ -33,7 +33,7 @@ from overwinter.scheduler.forked import AHEAD_BYTES
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 
 EVERY_S = 0.1
-"""The time between two measurements, unless the memory grows fast."""
+"""The time between two measurements, unless the memory grows fast or a measurement takes long (SHARE)."""
 EVERY_LEAST_S = 0.01
 """The shortest time between two measurements."""
 CHECKS_AHEAD = 4
@@ -65,7 +65,9 @@ class _Seen(NamedTuple):
     """What it was known to share with its zygote."""
     nbytes: int
     own_bytes: int
-    """The part that the kernel counts for its tenant: without its buffers for inputs, which the node writes."""
+    """The part that the kernel counts for its tenant: without its page tables, and without its buffers for inputs,
+    which the node writes.
+    """
 
 
 UNSEEN = _Seen(-1.0, 0, 0, 0)
@@ -110,15 +112,15 @@ class Footprints:
         every = [*processes.workers(), *processes.ahead.workers.values()]
         workers = [process for process in every if process.pid is not None]
         self._seen = {process.worker: self._seen.get(process.worker, UNSEEN) for process in workers}
-        computed = self._to_measure(workers)
-        for process, cpu_time_s in computed:
+        due = self._to_measure(workers)
+        for process, cpu_time_s in due:
             measured = _measured(process)
             if measured is not None:
                 self._seen[process.worker] = _Seen(cpu_time_s, process.inherited_bytes, *measured)
             else:
                 self._hidden.setdefault(process.worker, 0)
         self._end_hidden(workers)
-        self._find_unattributed(workers, {process.tenant for process, _ in computed if process.tenant is not None})
+        self._find_unattributed(workers, {process.tenant for process, _ in due if process.tenant is not None})
         taken = self._taken(workers)
         total = sum(taken.values())
         expected = self._expected()
@@ -130,7 +132,7 @@ class Footprints:
         return self._pause(total, now)
 
     def _to_measure(self, workers: list[WorkerProcess]) -> list[tuple[WorkerProcess, float]]:
-        """The workers whose memory may have changed, with their CPU time."""
+        """The workers whose memory may have changed, with their CPU time; at most the MEASURED that computed most."""
         found = []
         for process in workers:
             assert process.pid is not None, "a worker without a process has no memory"
@@ -145,7 +147,7 @@ class Footprints:
             return found
         return nlargest(MEASURED, found, key=lambda each: each[1] - self._seen[each[0].worker].cpu_time_s)
 
-    def _find_unattributed(self, workers: Iterable[WorkerProcess], computed: Set[TenantId]) -> None:
+    def _find_unattributed(self, workers: Iterable[WorkerProcess], measured: Set[TenantId]) -> None:
         """Compare what the control groups of tenants have with what their processes show. The difference changes only
         when one of a tenant's processes computes or ends.
         """
@@ -156,7 +158,7 @@ class Footprints:
         shown: Counter[TenantId | None] = Counter()
         for process in workers:
             shown[process.tenant] += self._seen[process.worker].own_bytes
-        for tenant in computed | self._unattributed.keys():
+        for tenant in measured | self._unattributed.keys():
             zygote = zygotes.tenants.get(tenant)
             if zygote is not None and zygote.pid is not None:
                 shown[tenant] += anonymous_bytes(zygote.pid) or 0

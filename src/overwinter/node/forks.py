@@ -1,10 +1,10 @@
 """Forks workers and executors from the zygotes, receives their messages, and reports how they end.
 
-Everything here runs in callbacks of the event loop and never blocks. The tenants take turns: when many processes have
-sent messages, each iteration of the event loop reads some of them. A zygote gets few requests at a time, because a
-request that was sent cannot be taken back. The others wait, and the tenants take turns. All wait until the base zygote
-is ready, so that its death before that causes no retry. The end of a process is reported once: when its zygote reports
-it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
+Everything here except `close` runs in callbacks of the event loop and never blocks. The tenants take turns: when many
+processes have sent messages, each iteration of the event loop reads some of them. A zygote gets few requests at a time,
+because a request that was sent cannot be taken back. The others wait, and the tenants take turns. All wait until the
+base zygote is ready, so that its death before that causes no retry. The end of a process is reported once: when its
+zygote reports it, when that zygote is lost, or when the kernel reports the end and the zygote does not.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Forks:
         """Whether all processes are being ended, and no other may be forked."""
         self._living: dict[WorkerId, ContainedProcess] = {}
         self._waiting: dict[TenantId | None, dict[WorkerId, ForkWorker]] = {}
-        """The processes of each tenant that wait for a zygote; the tenant whose turn is longest ago is first."""
+        """The processes that wait for a zygote, by tenant; the tenant that has waited longest for its turn first."""
 
     def tenants(self) -> set[TenantId]:
         """Return the tenants that have workers or executors of their own."""
@@ -288,7 +288,9 @@ class Forks:
         process.on_end(reason)
 
     async def close(self) -> None:
-        """Kill all processes, zygotes included, and wait until they have ended; no other is forked after that."""
+        """Kill all processes, zygotes included, and wait until they have ended, at most GONE_S for each; no other is
+        forked after that.
+        """
         self.closing = True
         for process in self._living.values():
             process.kill()
@@ -306,6 +308,8 @@ class Forks:
 
 
 def _next_message(process: ContainedProcess, bytes_max: int = PACKET_BYTES_MAX) -> FromWorker:
-    """Receive a message, and decode it; raises what `Channel.receive` raises."""
+    """Receive a message, and decode it. Raises what `Channel.receive` raises, or ValueError for an answer that does not
+    fit its run.
+    """
     message, _ = process.channel.receive(bytes_max)
     return process.unpacked(message) if isinstance(message, PackedAnswer) else message

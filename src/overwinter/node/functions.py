@@ -157,7 +157,7 @@ class DeployedFunction:
 
     @property
     def pool_first(self) -> bool:
-        """Whether its workers send the calls of their handler to the pool, and run the program if the pool refuses."""
+        """Whether its workers send their handler's calls to the pool, and run those that are too large or refused."""
         return self.on_either and self.program is not None and self.manifest.handler is not None
 
     def parts(self) -> "list[DeployedFunction]":
@@ -290,7 +290,9 @@ class DeployedFunction:
             )
 
     def load_message(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:
-        """The message that makes a worker load its family. Concurrent runs share cores. `bare`: without the handler."""
+        """The message that makes a worker load its family. Concurrent runs share cores. `bare`: without the handler,
+        outputs and trial.
+        """
         handler = None if bare else self.manifest.handler
         return Load(
             program=self.manifest.program.address,

@@ -58,7 +58,7 @@ class KeptBlocks:
                 await self.check()
 
     async def check(self) -> None:
-        """Check each worker once, and end those that keep a block."""
+        """Check these workers once, and end those that have kept a block since an earlier check."""
         workers = self._processes.workers()
         self._found = {each.worker: self._found[each.worker] for each in workers if each.worker in self._found}
         for process in workers:
@@ -130,7 +130,7 @@ def _mapped_files(smaps: int, directory: str) -> Iterator[int]:
     at, rest, within = 0, b"", f"{directory}/".encode()
     try:
         with suppress(OSError):
-            # A read at a position does not move that of others who use the descriptor.
+            # `pread` does not move the file offset, which duplicates of the descriptor share.
             while data := os.pread(smaps, READ_BYTES, at):
                 at += len(data)
                 lines, _, rest = (rest + data).rpartition(b"\n")

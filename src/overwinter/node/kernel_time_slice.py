@@ -33,7 +33,7 @@ class _Attributes(ctypes.Structure):
 
 
 def shorten_kernel_time_slice() -> bool:
-    """Give the calling thread, and what it creates, the shortest kernel time slice; return whether that succeeded."""
+    """Ask for the shortest kernel time slice for this thread and what it creates; return whether the call succeeded."""
     found = _attributes()
     if found is None or found.policy != os.SCHED_OTHER:
         return False

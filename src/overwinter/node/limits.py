@@ -51,7 +51,7 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
 
 
 def check_gpus(devices: Sequence[DeviceConfig]) -> None:
-    """Raise ConflictError if this machine lacks the GPU of one of these devices, or PyTorch cannot use it."""
+    """Raise ConflictError if this machine lacks the GPU of one of these devices, or PyTorch is built for CPUs only."""
     if gpus_of(devices) and version("torch").endswith("+cpu"):
         raise ConflictError(
             f"PyTorch {version('torch')} was built without CUDA: install its build for GPUs, or serve with another "
@@ -73,7 +73,7 @@ def workers_ahead(memory_bytes: int) -> int:
 
 def workers_most(log: Callable[[str], None], descriptors: int | None = None, tasks: int | None = None) -> int:
     """Return the most workers, which is also the limit of their concurrent runs: a worker with several runs needs at
-    most the resources of as many workers. The arguments replace the system's limits on descriptors and tasks.
+    most the resources of as many workers. `descriptors` and `tasks` replace the system's limits.
     """
     if descriptors is None:
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

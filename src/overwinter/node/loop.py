@@ -2,9 +2,9 @@
 and passes it to the reader.
 
 `post` may be called from any callback of the node's event loop, but not from another thread. An event that is posted
-while another is handled waits, so steps are never nested. If the scheduler fails, the node ends, because the
-scheduler's state may be inconsistent. If the reader fails at a step, the node goes on without its figures of that step
-and of the workers that the step started.
+while another is handled waits, so steps are never nested. If a step fails, the node ends, because the scheduler's state
+may be inconsistent. If the reader fails at a step, the node goes on without its figures of that step and of the workers
+that the step started.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Loop:
         """The error for which the node must end, once there is one."""
 
     def post(self, event: Event) -> None:
-        """Pass an event to the scheduler."""
+        """Pass an event to the scheduler; raise OverwinterError if the node has failed."""
         if self.broken.done():
             raise OverwinterError("the node has failed and is stopping")
         self._events.append(event)

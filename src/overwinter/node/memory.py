@@ -74,7 +74,8 @@ def _pieces(smaps: int) -> Iterator[bytes]:
 
 def anonymous_bytes(pid: int) -> int | None:
     """Return the bytes of the process that belong to no file, including those that it shares with the process that
-    forked it; None if it has ended or is ending. Needs no privileges, and takes a few microseconds.
+    forked it; None if it has ended or is ending, or its first thread has ended. Needs no privileges, and takes a few
+    microseconds.
     """
     try:
         fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)

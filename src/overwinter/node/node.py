@@ -148,7 +148,9 @@ class Node:
         return [self._registry.deployed(name, each) for each in asked]
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
-        """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded."""
+        """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded. Raises
+        NotFoundError, or ConflictError for a pipeline.
+        """
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
         tenant = self._registry.deployed(name, version).manifest.tenant

@@ -19,9 +19,9 @@ from overwinter.node.log import Log
 READ_BYTES = 64 << 10
 """The bytes that are read at once: the capacity of a pipe."""
 PAUSE_S = 0.05
-"""The shortest time between two reads of a pipe."""
+"""The shortest time between two rounds of reads."""
 PIPES_AT_ONCE = 16
-"""The most pipes that are read in this time."""
+"""The most pipes that are read in one round."""
 WINDOW_S = 1.0
 """The period for which the following limits hold; further output is dropped."""
 LINES_MAX, BYTES_MAX = 100, 64 << 10
@@ -29,7 +29,7 @@ LINES_MAX, BYTES_MAX = 100, 64 << 10
 ALL_LINES_MAX, ALL_BYTES_MAX = 500, 256 << 10
 """The limits for all pipes, divided equally among the tenants whose processes print."""
 REPORTS_MAX = 10
-"""The most pipes of a tenant whose dropped lines are reported separately."""
+"""The most pipes of a tenant whose dropped lines are reported separately at the end of a period."""
 LINE_BYTES_MAX = 4096
 """The most bytes of a line; the rest of a longer line is cut off or becomes another line."""
 
@@ -40,7 +40,7 @@ class Outputs:
     def __init__(self, log: Log) -> None:
         self.log = log
         self._readable: dict[TenantId | None, dict[Output, None]] = {}
-        """The pipes to read, by tenant; the tenant whose turn is longest ago first."""
+        """The pipes to read, by tenant; the tenant that has waited longest for its turn first."""
         self._reading: asyncio.TimerHandle | None = None
         self._read_at = 0.0
         """When pipes may be read again."""
@@ -94,7 +94,7 @@ class Outputs:
         return True
 
     def closes(self, pipe: "Output") -> None:
-        """Forget a pipe, and report the lines that it dropped if the limits allow it."""
+        """Forget a pipe, and report how many lines were dropped, unless the limits forbid the report."""
         own = self._readable.get(pipe.tenant, {})
         if own.pop(pipe, 0) is None and not own:
             del self._readable[pipe.tenant]

@@ -1,12 +1,12 @@
 """Finds workers that compute more than they should.
 
 A worker may use the cores of its runs, as long as a run, or the load before the first run, takes no more than four
-times its usual time, or one second. The usual time of a run grows with the number of its requests; a shared run counts
-as more, because the first one of some functions also verifies their split. A longer run is not yet overuse, because it
-may have waited for a core: its CPU time must exceed four times the usual too. A handler may leave threads behind, and
-may run forever. A worker that computes more is demoted permanently: it gets no more work, and its run continues on idle
-cores. CPU time outside runs is billed as run time, and a worker that continues to compute outside runs is stopped. So
-is a worker that was forked ahead and computes before a function runs in it.
+times its usual time, or one second. The usual time of a run grows with the number of its requests. A run that several
+functions share counts as one with more requests, because it may also verify their split. A longer run is not yet
+overuse, because it may have waited for a core: its CPU time must exceed four times the usual too. A handler may leave
+threads behind, and may run forever. A worker that computes more than this is demoted permanently: it gets no more work,
+and its run continues on idle cores. CPU time outside runs is billed as run time, and a worker that continues to compute
+outside runs is stopped. So is a worker that was forked ahead and computes before a function runs in it.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ DRIVER_BYTES = 3 << 30
 measured).
 """
 ADDRESSES_BYTES = 1 << 42
-"""The address space that the driver of a GPU reserves, without memory; it grows with the memory of all GPUs."""
+"""The address space for what the driver of a GPU reserves without memory, which grows with the memory of all GPUs."""
 
 
 class SharedFile:

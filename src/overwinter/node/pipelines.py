@@ -1,7 +1,7 @@
 """Stores the deployed pipelines, and prevents changes of functions that would break them.
 
-A new version of a function that would not fit a pipeline is refused, and so is the removal of a function that a
-pipeline needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
+A new version of a function that would break a pipeline is refused, and so is the removal of a function that a pipeline
+needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
 
 What a check found must still be true when the change is made. So a new pipeline is protected from its check on, before
 it is stored. Deploys and removals of pipelines, removals of versions, promotions and splits, which wait for the disk,
@@ -172,11 +172,11 @@ class Pipelines:
         self._being_stored: list[Signatures] = []
         """The signatures of pipelines that are being stored."""
         self._checking = asyncio.Lock()
-        """Taken for each step of a check: all checks together take one step per iteration of the loop."""
+        """Held for one iteration of the loop after each step of a check: concurrent checks take turns."""
         self._open_stages: Counter[TenantId] = Counter()
         """The stages of the requests in progress, by tenant."""
         self._stage_queue = FairQueue()
-        """The starts of stages: a request may start all stages of a pipeline together."""
+        """The starts and cancellations of stages: a request may start or cancel all stages of a pipeline together."""
         self.changing = FairLock()
         """Held during the deploy or removal of a pipeline, the removal of versions, a promotion or a split, from the
         check until the change is made.
@@ -210,13 +210,17 @@ class Pipelines:
         async with self.changing.turn(tenant):
             self._check_sources(pipeline, tenant)
             signatures.of(find)
-            self._being_stored.append(signatures)
-            try:
-                stored = await asyncio.to_thread(self._repository.put_pipeline, pipeline, tenant, clock.wall())
-            finally:
-                self._being_stored.remove(signatures)
-            self._known[pipeline.name] = _Deployed(stored, signatures)
+            # If its caller is cancelled, the thread continues, and the rest must follow.
+            await asyncio.shield(asyncio.ensure_future(self._store(pipeline, tenant, signatures)))
         return self.view(pipeline.name, None)
+
+    async def _store(self, pipeline: Pipeline, tenant: TenantId, signatures: Signatures) -> None:
+        self._being_stored.append(signatures)
+        try:
+            stored = await asyncio.to_thread(self._repository.put_pipeline, pipeline, tenant, clock.wall())
+        finally:
+            self._being_stored.remove(signatures)
+        self._known[pipeline.name] = _Deployed(stored, signatures)
 
     def _check_sources(self, pipeline: Pipeline, tenant: TenantId) -> None:
         """Raise NoSpaceError if the tenant's pipelines would have too many sources. All of them may use one function,
@@ -232,11 +236,16 @@ class Pipelines:
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove a pipeline; its requests in progress complete. Raises NotFoundError."""
-        async with self.changing.turn(self.view(name, version).tenant):
-            # It may have been removed or replaced since.
-            self.view(name, version)
-            await asyncio.to_thread(self._repository.remove_pipeline, name)
-            self._known.pop(name, None)
+        tenant = self.view(name, version).tenant
+        async with self.changing.turn(tenant):
+            # It may have been removed or replaced since, and the name may be another tenant's.
+            if self.view(name, version).tenant != tenant:
+                raise NotFoundError(f"pipeline {name!r} was removed")
+            await asyncio.shield(asyncio.ensure_future(self._remove(name)))
+
+    async def _remove(self, name: FunctionName) -> None:
+        await asyncio.to_thread(self._repository.remove_pipeline, name)
+        self._known.pop(name, None)
 
     def tenants(self) -> Mapping[FunctionName, TenantId]:
         """Return the names of pipelines, and their tenants."""
@@ -323,7 +332,9 @@ class Pipelines:
     # Requests
 
     async def infer(self, call: Call) -> Result:
-        """Run a pipeline; raises the error of the first stage that fails. `timeout_s` bounds all stages together."""
+        """Run a pipeline. Raises NotFoundError, OverloadedError at the limit of open stages, or what `PipelineRun.run`
+        raises. `timeout_s` bounds all stages together.
+        """
         known = self._found(call.name, call.version)
         stored, statistics, requests = known.stored, known.statistics, known.statistics.requests
         begun = self._now()

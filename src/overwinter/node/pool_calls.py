@@ -3,7 +3,7 @@
 A worker calls a program by one message within a run. The call becomes a request to the program, which the scheduler
 treats as a function of its own. This request has the tensors that the worker sends, and the latest of the deadlines of
 the run's requests to the function. Its answer goes back to the worker. With the device `any`, the worker runs the
-program itself if the request fails with any error but DeadlineError.
+program itself if the request fails, except with DeadlineError or because nobody waits for the run any more.
 A worker is not trusted, so it may call only programs of the run's functions, one at a time for each run.
 """
 
@@ -115,7 +115,9 @@ class PoolCalls:
         self._runs.pop(process, None)
 
     def after_runs(self, function: FunctionId, then: Callable[[], None]) -> None:
-        """Call `then` as soon as no run of the function is in progress, unless `cancel_after_runs` is called before."""
+        """Call `then` as soon as no run of the function is in progress, unless `cancel_after_runs` or `close` is called
+        before.
+        """
         if self._is_running(function):
             self._after_runs[function] = then
         else:
@@ -176,7 +178,7 @@ class PoolCalls:
             [placed] = check.placed([message.inputs])
             async with self._turn(run, function):
                 waiting = self._waiting(run, function)
-                # Before they are copied: the worker may announce more than its callers may hold.
+                # Before the inputs are copied: the worker may announce more than its callers may hold.
                 _reserve(waiting, placed_bytes(placed))
                 take = partial(copied_tensors, [placed], buffer)
                 [inputs] = await self._copied(process, placed_bytes(placed), take, check_contents)
@@ -245,7 +247,7 @@ class PoolCalls:
         work: Callable[[], T],
         check: Callable[[T], Iterator[None]] | None = None,
     ) -> T:
-        """Copy tensors from or to the worker's buffers. It never ends if the worker ends, which cancels the call."""
+        """Copy tensors from or to the worker's buffers. If the worker ends meanwhile, its end cancels this wait."""
         copied: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._copies.make(process, nbytes, work, partial(_set, copied), partial(_fail, copied), check)
         return await copied

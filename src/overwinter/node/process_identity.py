@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def open_child(parent: int, pid: int) -> int | None:
     """Return a descriptor of the process, which refers to it even if its pid is reused; None if it no longer exists.
 
-    Raises ValueError if it runs and `parent` did not fork it.
+    Raises ValueError if it runs and `parent` did not fork it, and OSError if the kernel opens no descriptor.
     """
     try:
         pidfd = os.pidfd_open(pid)

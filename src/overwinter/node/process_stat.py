@@ -8,7 +8,7 @@ threads.
 
 
 def stat_field(pid: int, field: int) -> int:
-    """Return a numeric field of a process; 0 if the process has ended."""
+    """Return a numeric field of a process; 0 if it cannot be read, such as that of a process that is gone."""
     try:
         return int(_fields(pid)[field])
     except (OSError, ValueError, IndexError):

@@ -57,14 +57,18 @@ class Processes:
         self._records = Records()
         self.zygotes = Zygotes(self, environment, self.files.outputs, settings or ZygoteSettings())
         self.queue = FairQueue()
-        """The queue of the workers' messages, and of checks of what they contain; the tenants take turns."""
+        """The queue of the messages of workers and executors, and of checks of what they contain; the tenants take
+        turns.
+        """
         self.forks = Forks(self.zygotes, self.queue)
         self._preparing = Preparing(self.zygotes, registry)
         self.prepare = self._preparing.prepare
         self.ahead = AheadProcesses(self, self._preparing, self.files)
 
     def start(self) -> None:
-        """Start the base zygote; `is_up` reports when it can fork. Workers requested earlier wait for it."""
+        """Start the base zygote; `is_up` reports when it can fork. Workers requested earlier wait for it. Raises
+        OSError.
+        """
         self.zygotes.start()
 
     def is_up(self) -> bool:
@@ -134,8 +138,8 @@ class Processes:
     ) -> None:
         """Fork a worker for a function's family as soon as a zygote can, or use `ahead`, which was forked ahead.
         It is sent what to load, and the function to bind first unless that follows later; `fds` are the descriptors of
-        both. `listener` receives the worker's events. Raises WorkerError when the system has no resources, or the node
-        is stopping.
+        both. `listener` receives the worker's events, unless `ahead` is used, which has a listener. Raises WorkerError
+        when the system has no resources, or the node is stopping.
         """
         process = self.ahead.take_over(ahead, function, order, load, bind, fds)
         if process is None:
@@ -243,7 +247,7 @@ class Processes:
             case Measured():
                 process.listener.worker_measured(process, message)
             case LoadFailed():
-                _require(not process.ready and process.failure is None, "it was already loaded")
+                _require(not process.ready and process.failure is None, "its load had already ended")
                 process.failure = reportable(message)
 
     def _ended(self, process: WorkerProcess, how: str) -> None:

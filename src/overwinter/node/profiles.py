@@ -19,9 +19,7 @@ class Profiles(Protocol):
         ...
 
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress, /) -> Profile:
-        """Measure the configurations of `options`, known ones only if `options.again`; raise CallerError or
-        WorkerError.
-        """
+        """Measure the configurations of `options`, known ones only if `options.again`; raise OverwinterError."""
         ...
 
     def measure_soon(self, function: DeployedFunction, /) -> None:

@@ -21,7 +21,7 @@ from overwinter.worker.messages import Answer, Failure, Measured, PoolCall, Read
 from overwinter.worker.shortage import lacks_memory
 
 BUFFERS_IDLE_S = 1.0
-"""The memory of large buffers is released when a worker was idle for this long."""
+"""The memory of large buffers is released when a worker or an executor was idle for this long."""
 
 
 class Runs:
@@ -89,7 +89,8 @@ class Runs:
         self, process: ContainedProcess, functions: tuple[FunctionId, ...], run: RunId, requests: tuple[RequestId, ...]
     ) -> None:
         """Send a worker or an executor a run of requests, each of a function that it has. Requests whose callers have
-        gone since the run was ordered are left out. Without requests, a run only brings the blocks of its functions.
+        gone since the run was ordered are left out. Without requests, an executor only copies the blocks of the
+        functions to its device.
         """
         pairs = [each for each in zip(functions, requests, strict=False) if each[1] in self._payloads]
         functions = tuple(function for function, _ in pairs) or tuple(dict.fromkeys(functions))
@@ -170,7 +171,7 @@ class Runs:
             payload = self._payloads.get(request)
             if payload is not None:
                 _keep(self._functions.get(functions[request]), payload, tensors)
-        if process.is_idle_since(answer.run) and process.is_large():
+        if process.is_idle_after(answer.run) and process.is_large():
             self._loop.call_later(BUFFERS_IDLE_S, self._release, process, answer.run, process.release())
         if answer.unplaced:
             # Nothing ran, and the run will be sent again.
@@ -189,8 +190,8 @@ class Runs:
         return tensors if function is None else function.inputs_among(tensors)
 
     def _fail_run(self, process: ContainedProcess, run: RunId, pending: PendingRun, error: Exception) -> None:
-        """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker
-        continues.
+        """Fail the requests of a run, because the node has no memory to copy its inputs or outputs; its worker or
+        executor continues.
         """
         process.free(pending)
         message = f"this node has no memory for the tensors of {process.function} now ({error}): try again later"
@@ -199,7 +200,7 @@ class Runs:
 
     def _release(self, process: ContainedProcess, run: RunId, pieces: Iterator[None]) -> None:
         """Release the buffers piece by piece while nothing runs; other callbacks run between two pieces."""
-        if process.is_idle_since(run):
+        if process.is_idle_after(run):
             for _ in pieces:
                 self._loop.call_soon(self._release, process, run, pieces)
                 return

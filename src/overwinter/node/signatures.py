@@ -37,7 +37,7 @@ class Signatures:
         try:
             found = [find(*each) for each in self._used]
         except CallerError:
-            # Raise it with the name of the stage.
+            # Raise it again; a NotFoundError then has the name of the stage.
             return signature(self.pipeline, find)
         tensors = [tuple(specs) for each in found for specs in (each.inputs, each.outputs)]
         result = next((result for known, result in self._last if known == tensors), None)

@@ -1,5 +1,5 @@
-"""Computes one answer at a time. All callers that ask during a computation share the next one, so no answer is older
-than its request. Unlike Go's singleflight, a computation in progress is not shared.
+"""Computes one answer at a time. All callers that ask during a computation share the next one, unless that fails. So no
+answer is older than its request. Unlike Go's singleflight, a computation in progress is not shared.
 """
 
 import asyncio

@@ -65,7 +65,7 @@ class PipelineRun:
         self._reserved_bytes = _bytes(call.inputs)
         """The bytes that are reserved for the request: those of its tensors, and more for copies (`_copies`)."""
         self._copied_bytes = 0
-        """The inputs of the stages in progress: each stage has a copy in the buffer of its worker."""
+        """The inputs of the stages in progress: each stage has a copy in the buffer of its worker or executor."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._over = asyncio.Event()
         self._failed: Fail | None = None
@@ -73,7 +73,9 @@ class PipelineRun:
         """The coldest start of the stages so far."""
 
     async def run(self) -> list[Tensor]:
-        """Return the pipeline's outputs; raise the error of the first failed stage, with the stage's name."""
+        """Return the pipeline's outputs. Raises the error of the first failed stage, with the stage's name, or
+        WorkerError if a stage did not return an output of the pipeline.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 self._step(Started(), group)

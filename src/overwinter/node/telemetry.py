@@ -38,7 +38,7 @@ Ts = TypeVarTuple("Ts")
 
 USAGE_FILE = "usage.sqlite"
 FLUSH_S = 60.0
-"""The time between two writes of usage: at most the usage of this time is lost in a crash."""
+"""The time between two writes of usage. A crash loses the usage since the last write."""
 
 
 class _Disk:
@@ -95,7 +95,7 @@ class Telemetry:
 
     async def close(self) -> None:
         """Write what is not written yet; call `stop` first."""
-        # Work that a thread has begun is completed.
+        # A write that a thread has begun is completed first.
         await asyncio.to_thread(self._meter.flush, clock.now(), clock.wall())
         self._usage_file.close()
         self._thread.shutdown(wait=False)

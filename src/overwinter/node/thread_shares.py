@@ -22,7 +22,7 @@ from overwinter.node.threads import Threads
 
 CHECK_INTERVAL_S = 0.25
 FULL, ENOUGH = 0.75, 0.5
-"""Workers are ended when this share of the threads is in use, until the second share is."""
+"""Workers are ended when more than the first share of the threads is in use, until only the second share is."""
 USUAL = 8
 """A worker or zygote with at most this many threads is not ended."""
 
@@ -77,7 +77,9 @@ class ThreadShares:
 def to_end(
     counts: Mapping[WorkerId, int], tenant_of: Callable[[WorkerId], TenantId | None], excess: int
 ) -> list[WorkerId]:
-    """Return the workers to end so that `excess` threads become free. `counts`: the threads of each worker."""
+    """Return workers with more than USUAL threads whose end frees `excess` threads, or else all of them. `counts`: the
+    threads of each worker.
+    """
     left, found = {worker: count for worker, count in counts.items() if count > USUAL}, []
     together: Counter[TenantId | None] = Counter()
     for worker, count in counts.items():

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Threads(ThreadPoolExecutor):
-    """A thread pool that starts all its threads when it is created, so that work is never refused later."""
+    """A thread pool that starts all its threads when it is created, so that none is lacking later."""
 
     def __init__(self, number: int, name: str, begin: Callable[[], None] | None = None) -> None:
         """Start the threads; each calls `begin` first. Raises MachineError when the system does not allow so many

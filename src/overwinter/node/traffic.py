@@ -38,8 +38,8 @@ class TrafficSplits:
     async def set(self, name: FunctionName, shares: Shares) -> None:
         """Divide the requests without a version among these versions; with no shares the newest gets all.
 
-        Raises CallerError for invalid shares, NotFoundError for a missing version, ConflictError for versions with
-        different inputs or outputs, or if a pipeline would become invalid.
+        Raises CallerError for invalid shares, NotFoundError for a missing version, ConflictError for the name of a
+        pipeline, for versions with different inputs or outputs, or if a pipeline would become invalid.
         """
         check_shares(shares)
         if name in self._pipelines:

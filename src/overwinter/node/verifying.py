@@ -25,8 +25,8 @@ from overwinter.node.threads import Threads
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 
-EVERY_S = 1.0
-"""The time between two passes."""
+ROUND_PAUSE_S = 1.0
+"""The pause after each round of verification."""
 PAUSE_S = 0.01
 """Shorter pauses are accumulated."""
 CORE_CHECK_S = 0.05
@@ -75,7 +75,7 @@ class Verifier:
                 with faults.contained("blocks in memory"):
                     await self._pass(HostStore.unverified, self._is_intact_if_unverified)
                     await self._pass(HostStore.resident, self._is_intact)
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(ROUND_PAUSE_S)
         finally:
             self._closing.set()
             self._thread.shutdown(wait=False)

@@ -24,7 +24,7 @@ from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of
 
 HASHED_AT_ONCE = 2
-"""The blocks of one function that are verified concurrently; the other threads are for other functions."""
+"""The blocks of one function that are verified concurrently; the other threads are for other tenants."""
 
 
 class WorkerActions:

@@ -46,7 +46,7 @@ class WorkerProcess(ContainedProcess):
     def __init__(
         self, worker: WorkerId, function: DeployedFunction, load: Load, listener: WorkerListener, files: ProcessFiles
     ) -> None:
-        """`function` is the one for which it is forked. Raises OSError when the system has no descriptors left."""
+        """`function` is the one for which it is forked. Raises OSError when the system lacks descriptors or memory."""
         tenant = function.family.tenant
         super().__init__(worker, tenant, "worker", load.concurrency, files, self._keep)
         self.listener = listener
@@ -69,7 +69,9 @@ class WorkerProcess(ContainedProcess):
         """Its CPU seconds at which each run in progress has used up its SLO."""
         self._outside_runs_s = 0.0
         self._outside_runs_from: float | None = None
-        """Its CPU seconds up to which those outside runs are counted; None: a run is in progress, or it is unknown."""
+        """Its CPU time up to which the CPU seconds outside runs are counted; None: a run is in progress, or its CPU
+        time is unknown.
+        """
 
     def take_over(self, worker: WorkerId, function: DeployedFunction, load: Load) -> None:
         """Use a process forked ahead as this worker, for this function's family."""
@@ -97,7 +99,7 @@ class WorkerProcess(ContainedProcess):
         return super().assign_slot(run, requests, functions)
 
     def can_meet_slo(self, cpu_time_s: float) -> bool:
-        """Whether the function for which it was forked has an SLO, and no run in progress has computed for longer.
+        """Whether the function for which it was started has an SLO, and no run in progress has computed for longer.
 
         `cpu_time_s`: its CPU seconds now. The time for which others slowed a run down does not count.
         """
@@ -146,8 +148,8 @@ class WorkerProcess(ContainedProcess):
         return None if self.pid is None else clock.cpu_time_s(self.pid)
 
     def end_failure(self, how: str) -> Failure:
-        """Return the failure by which its end is reported, if the worker did not report one itself. If it ends during a
-        trial, the function's author is at fault.
+        """Return the failure by which its end is reported, if the worker did not report one itself. If it ends by
+        itself during a trial, the function's author is at fault.
         """
         if self.ready or not self.trial_began or self.dismissed:
             return Failure("WorkerError", how)

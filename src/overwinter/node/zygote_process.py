@@ -15,8 +15,9 @@ Pending = WorkerId | Literal["up", "pong", "program"]
 SLOW: frozenset[Pending] = frozenset(("up", "program"))
 """The answers that may take longer; the zygote does nothing else meanwhile."""
 PENDING_MAX, TENANT_PENDING_MAX = 16, 8
-"""A zygote that has this many answers yet to send, in all or for one tenant, is asked for no further process. It also
-forks processes that are stopped meanwhile, so this bounds such work.
+"""With the first number of answers yet to send, a zygote is asked for no further process; with the second number for
+one tenant, for none of that tenant. Processes forked ahead are exempt. A zygote also forks processes that are stopped
+meanwhile, so this bounds such work.
 """
 
 
@@ -75,10 +76,10 @@ class ZygoteProcess:
         self.unused_checks = 0
         """The checks since it last had something to do."""
         self.too_small = False
-        """Whether it was asked for a worker larger than its limits."""
+        """Whether a worker larger than its limits was requested."""
         self.preparation_timed_out = False
-        self.last_fork_failed = False
-        """Whether the last fork of a tenant's zygote failed, and none of its workers has ended since that."""
+        self.fork_failed = False
+        """Whether it is a tenant's zygote that failed to fork, and none of its workers has ended since that."""
         self.channel: Channel[FromZygote]
         self.channel, self.far_end = connected(FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
 
@@ -86,7 +87,7 @@ class ZygoteProcess:
     def can_fork(self) -> bool:
         """Whether a fork that is requested now is expected to begin at once."""
         is_slow = any(checks > 1 for checks in self.pending.values())
-        return self.pid is not None and not self.last_fork_failed and not is_slow and not self.pending.keys() & SLOW
+        return self.pid is not None and not self.fork_failed and not is_slow and not self.pending.keys() & SLOW
 
     def is_busy(self, tenant: TenantId | None) -> bool:
         """Whether it has too many answers yet to send to be asked for one more process of this tenant."""

@@ -1,8 +1,8 @@
 """Supervises the zygotes: one base zygote, and those of some tenants.
 
-A zygote must answer each request in time. One that does not is killed with all its children, and replaced: the base
-zygote at once, or after a pause if it had failed to start; a tenant's when a program is to be prepared again. A zygote
-that sends an unexpected message is killed too.
+A zygote must answer each request in time, unless the CPU weight of its tenant is lowered. One that takes too long is
+killed with all its children, and replaced: the base zygote at once, or after a pause if it had failed to start; a
+tenant's when a program is to be prepared again. A zygote that sends an unexpected message is killed too.
 """
 
 import asyncio
@@ -108,7 +108,7 @@ class Zygotes:
     # Start
 
     def start(self) -> None:
-        """Start the base zygote and the supervision; `is_up` reports when it can fork."""
+        """Start the base zygote and the supervision; `is_up` reports when it can fork. Raises OSError."""
         zygote = ZygoteProcess(None, None)
         end, settings = zygote.far_end.fileno(), self._settings
         words = (end, os.getpid(), settings.imports, int(settings.uses_gpus))
@@ -258,7 +258,7 @@ class Zygotes:
             close_all(fds)
 
     def _handle(self, zygote: ZygoteProcess, message: FromZygote, fds: list[int]) -> None:
-        """Handle a message; raises ValueError if it is unexpected or impossible."""
+        """Handle a message; raises ValueError or OSError if it is unexpected or impossible."""
         match message:
             case Up():
                 self._settle(zygote, "up")
@@ -275,11 +275,11 @@ class Zygotes:
                 self._listener.worker_forked(zygote, message, pidfd, _take_smaps(fds, pid))
             case ForkFailed(worker, reason):
                 self._settle(zygote, worker)
-                zygote.last_fork_failed = zygote.tenant is not None
+                zygote.fork_failed = zygote.tenant is not None
                 self._listener.worker_ended(zygote, worker, None, reason[:MESSAGE_MAX])
             case Exited(worker, status):
                 zygote.pending.pop(worker, None)
-                zygote.last_fork_failed = False
+                zygote.fork_failed = False
                 if worker not in zygote.workers.keys() | zygote.unreported_exits:
                     raise ValueError(f"worker {worker} is not its own")
                 zygote.unreported_exits.discard(worker)
@@ -299,9 +299,9 @@ class Zygotes:
             base = self.base.pid if self.base is not None else None
             zygote.pidfd = open_child(base or 0, zygote.pid)
         else:
-            # In its own namespaces its parent is the process that waits for it.
+            # If it has namespaces of its own, its parent is the process that waits for it.
             zygote.pidfd = os.pidfd_open(zygote.pid)
-        # None if the node had no free descriptor; its memory is then not counted.
+        # None if the node had no free descriptor, or another file was sent; its memory is then not counted.
         zygote.smaps = _take_smaps(fds, zygote.pid)
         if zygote.tenant is None:
             self._report_lacks(message.lacking)

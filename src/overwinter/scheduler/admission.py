@@ -1,12 +1,12 @@
 """Assigns resources to waiting functions (devices: device_admission.py). Elsewhere operations begin only ahead of
-requests (ahead.py, device_ahead.py, replicas.py, slices.py).
+requests (ahead.py, device_ahead.py, replicas.py, slices.py), except a load that is tried once more (facts.py).
 
 Each changed function is asked for its want: the operation that it needs next (wants.py). A want that fits begins at
 once, unless other functions wait for the same resource (for worker capacity, only those before it in the order count);
-otherwise the function joins the queue of the resource that it lacks. Then the queues are served in the order below, the
-first three each from its front, up to the first function that does not fit. Free resources are reserved for that
-function, and other functions must release resources only for it. The exception is worker capacity: workers are drained
-for several functions at once (capacity.py).
+otherwise the function joins the queue of the resource that it lacks, if others can release enough of it. Then the
+queues are served in the order below, the first three each from its front, up to the first function that does not fit.
+Free resources are reserved for that function, and other functions must release resources only for it. The exception is
+worker capacity: workers are drained for several functions at once (capacity.py).
 
 1. Worker capacity, and private memory for binds. The first in the queue also takes the next free core, because a
    function that wants a worker joins this queue only when it may have a core.
@@ -120,7 +120,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
 
 
 def _begin(cycle: Cycle, function: Function, want: Want, has_core: bool) -> bool:
-    """Begin a want if it fits, otherwise queue it; whether it began."""
+    """Begin a want if it fits; otherwise let the function wait, or refuse its requests. Return whether it began."""
     match want:
         case Send():
             return _run(cycle, function, want, has_core)
@@ -169,7 +169,7 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
 
 
 def _bind(cycle: Cycle, function: Function, worker: Worker, has_core: bool) -> bool:
-    """Bind the function in a worker of its family, if a core is free for it."""
+    """Bind the function in a worker of its family, if the function may use a core now."""
     if not _has_cores(cycle, function, 1, has_core):
         return False
     order.leave(cycle, function)
@@ -189,7 +189,7 @@ def _has_cores(cycle: Cycle, function: Function, needed: int, has_core: bool) ->
 
 def _assign_cores(cycle: Cycle) -> None:
     """Assign free cores to the functions in the queue. Beyond the number of cores, let urgent runs begin, and one
-    operation of each tenant that has none.
+    operation of each tenant that holds no core.
     """
     queue, cores = cycle.state.core_queue, cycle.resources.cores
     while queue.waits:
@@ -236,7 +236,7 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
 
 
 def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
-    """Start workers while there is capacity and no other function is before this one, if a core is free for it."""
+    """Start workers while there is capacity and no other function is before this one, if it may use a core now."""
     if function.waits_in != "capacity" and not _has_cores(cycle, function, 1, has_core):
         return False
     starts = function.point_to_start
@@ -251,9 +251,9 @@ def _fork(cycle: Cycle, function: Function, has_core: bool) -> bool:
 
 
 def _wait_for_capacity(cycle: Cycle, function: Function, starts: Point | None, lacks_memory: bool) -> None:
-    """Join the queue for capacity, unless the want would not fit even if all workers but the busy ones of its family
-    were stopped. Then the function does not join it, so that no other function waits behind it. It is asked again when
-    a run of its own workers ends.
+    """Join the queue for capacity, if the want would fit after all workers but the busy ones of the function's family
+    were stopped. Otherwise the function joins no queue, so that no other function waits behind it. It is asked again
+    when a run in a worker of its family ends.
     """
     function.point_to_start, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
@@ -314,7 +314,7 @@ def _assign_capacity(cycle: Cycle) -> None:
             return
         if not has_capacity(cycle, function):
             if may_stop:
-                capacity.drain_for_queue(cycle)
+                capacity.free_for_queue(cycle)
             return
         if order.waits_for_cores(cycle, function) and not cycle.resources.cores.fits(1):
             return
@@ -327,7 +327,7 @@ def _assign_capacity(cycle: Cycle) -> None:
 
 
 def _load(cycle: Cycle, function: Function) -> bool:
-    """Load the function's blocks, if there is space for them or it can be freed at once."""
+    """Load the function's blocks, if no other function is before it, and there is space or it can be freed at once."""
     host, first = cycle.resources.host, order.first_for_bytes(cycle)
     if host.capacity is not None:
         behind = first is not None and first is not function

@@ -2,9 +2,10 @@
 
 A process forked ahead belongs to one tenant, whose zygote forks it: in the sandbox, with the zygote's programs, and
 without data of a function. The tenant's next start of a function uses it instead of a fork, if the process has the
-function's program, the worker is to have a concurrency of 1, and the function is not on trial. It claims capacity for a
-worker, private memory and a concurrency of 1, and a core while it starts. These processes are forked while cores are
-idle, some time after the last start, and are stopped first when any function waits for capacity or memory.
+function's program, the worker is to have a concurrency of 1, and the function is not on trial. The process claims
+capacity for a worker, private memory and a concurrency of 1, and a core while it starts. These processes are forked
+while cores are idle, some time after the last start, and are stopped first when any function waits for capacity or
+memory.
 """
 
 from overwinter.core.actions import ForkAhead, StopWorker
@@ -59,7 +60,7 @@ def usable_process(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhe
 
 
 def claim(cycle: Cycle) -> Claim:
-    """The claim of a process forked ahead until its exit."""
+    """The claim of a process forked ahead until a start uses it, or its exit."""
     return {cycle.resources.workers: 1, cycle.resources.memory: AHEAD_BYTES, cycle.resources.runs: 1}
 
 
@@ -118,7 +119,7 @@ def _is_needed(cycle: Cycle, each: ForkedAhead) -> bool:
 
 def _next_tenant(cycle: Cycle) -> Tenant | None:
     """Return the tenant for which a process is forked next: of those with less than their share and no pause now, the
-    one whose last start is the latest.
+    one whose last start is the latest. If no further process is allowed, stop one for it if possible; return None.
     """
     state, now, most = cycle.state, cycle.now, cycle.config.workers_ahead or 0
     able = [
@@ -259,14 +260,15 @@ def _stop(cycle: Cycle, found: ForkedAhead) -> None:
 
 
 def victim(cycle: Cycle, function: Function, wanted: Claim) -> ForkedAhead | None:
-    """Return the process to stop for what a function wants, preferably of the function's tenant.
+    """Return the process to stop for what a function wants: one of the function's tenant, or else one of another,
+    unless the function wants a worker and its tenant has its maximum of workers.
 
     The process that the function's own start would use is excluded, because its claim already counts for the start.
     """
-    mine, workers, fits = function.spec.tenant, cycle.resources.workers, usable_process(cycle, function, wanted)
-    found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not fits]
+    mine, workers, used = function.spec.tenant, cycle.resources.workers, usable_process(cycle, function, wanted)
+    found = [each for each in cycle.state.ahead.values() if not each.stopping and each is not used]
     own = next((each for each in found if each.tenant == mine), None)
-    if own is not None or (wanted.get(workers) and workers.of(mine) - (fits is not None) >= tenant_workers_max(cycle)):
+    if own is not None or (wanted.get(workers) and workers.of(mine) - (used is not None) >= tenant_workers_max(cycle)):
         return own
     return next(iter(found), None)
 
@@ -280,8 +282,8 @@ def stop_for(cycle: Cycle, function: Function, wanted: Claim) -> bool:
 
 
 def release(cycle: Cycle, nbytes: float) -> int:
-    """Stop processes until this many bytes are freed, or none is left; return the freed bytes. None is forked for a
-    while.
+    """Stop processes until this many bytes are freed, or none is left; return the freed bytes. If bytes were needed, no
+    process is forked for a while.
     """
     freed = 0
     for each in [each for each in cycle.state.ahead.values() if not each.stopping]:

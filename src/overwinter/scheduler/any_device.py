@@ -3,8 +3,8 @@
 When the request arrives, the time until its answer is estimated for both. Both use the same blocks in the host store,
 so loading them is no part of the estimates. A request that waits for a worker moves to a device if a device is free
 while no worker is, and would answer it sooner; and the reverse. If all operations that it waits for are overdue, it
-also moves to a worker or an executor that has to be started. While a request waits, this is checked at each event of
-workers and devices, and when an operation that it waits for is overdue.
+also moves to an executor, or to a first worker, that has to be started. While a request waits, this is checked at
+events of workers and devices, and when an operation that it waits for is overdue.
 
 If the function has a handler, the handler runs in a worker, and the same is decided for each call of its program: the
 worker runs it, or it is a request to the program on the pool. Such a request is refused if the worker is to run it.
@@ -49,7 +49,7 @@ def takes_call(cycle: Cycle, function: Function, caller: tuple[WorkerId, RunId] 
     return run is not None and counterpart.is_usable(cycle, function) and _answers_call(cycle, function, run)
 
 
-def _leave_late_calls(cycle: Cycle, function: Function) -> None:
+def _leave_calls_if_sooner(cycle: Cycle, function: Function) -> None:
     """Leave calls that wait for a device to the workers that made them, if these run the program sooner."""
     if counterpart.caller_of(cycle.state, function) is None or could_begin(cycle, function):
         return
@@ -87,7 +87,9 @@ def move_to_worker(cycle: Cycle, function: Function) -> bool:
 
 
 def _move_first(cycle: Cycle, function: Function, other: Function) -> bool:
-    """Let a worker take the first request that waits for a device, if it answers it sooner; return whether it does."""
+    """Let a worker take the first request in the queue of `other`, if the worker answers it sooner; return whether the
+    worker takes it.
+    """
     if not _worker_may_take(cycle, function, other) or could_begin(cycle, other):
         return False
     if not pool_record(other).times.is_known and not _are_overdue(cycle, _on_devices_now(cycle, other)):
@@ -100,13 +102,13 @@ def _move_first(cycle: Cycle, function: Function, other: Function) -> bool:
 
 
 def move_to_devices(cycle: Cycle) -> None:
-    """Let each device that nobody waits for take a request that waits for a worker, and let an executor start for a
-    request that waits for capacity for a first worker, or whose workers are all overdue. Functions with workers that
-    may take a request that waits for a device are marked.
+    """Let each device that nobody waits for take a request that waits for a worker, if the device answers it sooner.
+    Let an executor start for such a request only if all operations that it waits for are overdue, or if there are none
+    and it waits for capacity. Functions with workers that may take a request that waits for a device are marked.
     """
     pool = cycle.state.pool
     for function in [each for each in pool.waiting.first() if each.spec.settings.device == "any"]:
-        _leave_late_calls(cycle, function)
+        _leave_calls_if_sooner(cycle, function)
         other = counterpart.of(cycle.state, function)
         if other is not None:
             if _worker_may_take(cycle, other, function):
@@ -137,8 +139,8 @@ def move_to_devices(cycle: Cycle) -> None:
 
 
 def _worker_may_take(cycle: Cycle, function: Function, other: Function) -> bool:
-    """Whether a worker may take a request that waits for a device: a free one, or a new one if all operations for which
-    the request waits on devices are overdue.
+    """Whether a worker may take a request that waits for a device: a free one; or a new one, if the function has no
+    usable worker and all operations for which the request waits on devices are overdue.
     """
     if function.usable_workers():
         return _has_free_worker(cycle, function)
@@ -146,7 +148,7 @@ def _worker_may_take(cycle: Cycle, function: Function, other: Function) -> bool:
 
 
 def _are_overdue(cycle: Cycle, operations: Sequence[Operation]) -> bool:
-    """Whether these operations are all overdue, so that perhaps none of them ends."""
+    """Whether there are operations and all are overdue, so that perhaps none of them ends."""
     return bool(operations) and all(each.overdue_at <= cycle.now for each in operations)
 
 

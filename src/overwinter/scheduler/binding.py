@@ -2,12 +2,12 @@
 
 A bind takes a slot of the worker and a core, as a run does. The memory that it is expected to add to the worker counts
 from its start until it has ended and the worker is measured. The estimate is the smoothed memory that each bound
-function adds to the family's workers beyond their needs. What the worker already claims for it is subtracted. If that
-memory is not free, the bind does not wait: a function that is idle in the worker is unbound for it, and its memory
-counts for the new one; and an idle worker of other functions is stopped, so that there is memory for the next bind. If
-no function in the worker is idle, the function waits until a run in the worker ends. It also joins the queue for
-capacity, where private memory is released for it as it is for the start of a worker. A bind that would not fit even if
-all other workers ended waits only for the run.
+function adds to the family's workers beyond their needs. The part of its claim that the worker does not use yet is
+subtracted. If that memory is not free, the bind does not wait: a function that is idle in the worker is unbound for it,
+and its memory counts for the new one; and an idle worker of other functions is stopped, so that there is memory for the
+next bind. If no function in the worker is idle, the function waits until a run in the worker ends. It also joins the
+queue for capacity, where private memory is released for it as it is for the start of a worker. A bind that would not
+fit even if all other workers ended waits only for the run.
 
 An unbind takes no time, because the worker receives the message before any later one.
 """
@@ -49,7 +49,7 @@ def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) 
 
 
 def best_fit(function: Function) -> Worker | None:
-    """Return the worker with a free slot in which a bind would add the least private memory."""
+    """Return the worker with a free slot whose claim a bind would increase least."""
     return min(free_workers(function), key=lambda each: (_growth(function, each), each.id), default=None)
 
 
@@ -62,8 +62,8 @@ def claim_of_queued(cycle: Cycle, function: Function) -> Claim:
 
 
 def could_fit(cycle: Cycle, function: Function) -> bool:
-    """Whether what a function in the queue for capacity waits for would fit if all other workers ended. The workers of
-    its family that have work stay.
+    """Whether the claim of a function in the queue for capacity would fit if all workers ended but the busy ones of its
+    family.
     """
     resources = cycle.resources
     at_work = [each for each in function.usable_workers() if each.is_serving and not each.is_idle]
@@ -78,7 +78,7 @@ def free_workers(function: Function) -> list[Worker]:
 
 
 def _growth(function: Function, worker: Worker) -> int:
-    """The memory that a bind is expected to add to its worker."""
+    """The memory that a bind is expected to add to the claim of its worker."""
     return max(0, worker.expected_bytes + int(function.family.bind_bytes) - worker.nbytes)
 
 
@@ -188,7 +188,8 @@ def stop_using(
     """Stop using a worker for a function: unbind the function after its runs, and refuse the requests of those that
     have not ended at `until`. `marks`: as in `unbind_if_done`.
 
-    A worker without another function drains, and is stopped when it is idle; with `until`, at once if it has no run.
+    If no other function stays bound, the worker drains, and is stopped when it is idle; with `until`, at once if it has
+    no run.
     """
     if worker.stopping:
         return

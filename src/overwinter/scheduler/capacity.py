@@ -17,8 +17,10 @@ SERVED_AT_ONCE = 8
 """The most waiting functions for which workers are drained at the same time."""
 
 
-def drain_for_queue(cycle: Cycle) -> None:
-    """Drain workers for the first functions in the queue, until there will be capacity for each."""
+def free_for_queue(cycle: Cycle) -> None:
+    """Drain workers for the first functions in the queue, until there will be capacity for each, or none may be drained
+    now.
+    """
     first = order.first_for_capacity(cycle)
     if first is not None and could_fit(cycle, first) and memory.stop_excessive(cycle, first):
         return
@@ -29,7 +31,7 @@ def drain_for_queue(cycle: Cycle) -> None:
             return
         wanted = claim_of_queued(cycle, function)
         while not future.has_capacity(function, wanted):
-            if not _drain_one(cycle, function, wanted):
+            if not _free_capacity(cycle, function, wanted):
                 return
         future.add(function, wanted)
 
@@ -40,8 +42,8 @@ def look_again(cycle: Cycle, function: Function) -> None:
     cycle.capacity_changed = True
 
 
-def _drain_one(cycle: Cycle, function: Function, wanted: Claim) -> bool:
-    """Drain a worker to free its capacity, or first stop a process forked ahead; False: nothing may be stopped now."""
+def _free_capacity(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+    """Stop a process forked ahead, or if none would help, stop or drain a worker; False: nothing may be stopped now."""
     if ahead.stop_for(cycle, function, wanted):
         return True
     victim = victims.for_capacity(cycle, function, wanted)

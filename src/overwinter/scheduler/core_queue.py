@@ -11,11 +11,11 @@ class CoreQueue(msgspec.Struct):
     due: list[tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=list)
     """A heap of (level, due, number, function). An entry is valid while it is in `timely`."""
     timely: dict[FunctionId, tuple[int, float, int, FunctionId]] = msgspec.field(default_factory=dict)
-    """The functions whose first request can meet its SLO, or has a level before ORDINARY. Of equal due times, the
-    longest waiting has the lowest number.
+    """The functions whose first request is not late, or has a level before ORDINARY. Of equal due times, the longest
+    waiting has the lowest number.
     """
     late: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The functions with a request that cannot meet its SLO, the longest waiting first."""
+    """The functions with a late request, the longest waiting first."""
     tenants: dict[TenantId, dict[FunctionId, None]] = msgspec.field(default_factory=dict)
     """The functions of each tenant that waits, the longest waiting first."""
     number: int = 0

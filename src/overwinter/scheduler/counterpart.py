@@ -51,7 +51,7 @@ def queued(state: State, function: Function) -> int:
 
 
 def is_usable(cycle: Cycle, function: Function) -> bool:
-    """Whether the function could serve a request, perhaps after others; a slice, with those after it."""
+    """Whether the function, and each later slice of its program, could serve a request, perhaps after others."""
     return all(_is_usable(cycle, each) for each in with_later(cycle.state, function))
 
 
@@ -75,7 +75,7 @@ def usable(cycle: Cycle, function: Function) -> Function | None:
 
 
 def move_if_unusable(cycle: Cycle, function: Function) -> None:
-    """Move the waiting requests of a function that cannot serve them."""
+    """Hand over the waiting requests of a function with `device = "any"` that cannot serve them."""
     if function.queue and function.spec.settings.device == "any" and not is_usable(cycle, function):
         hand_over(cycle, function)
 

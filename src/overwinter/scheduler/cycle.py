@@ -40,7 +40,7 @@ class Cycle:
         self.cores = config.cores or 1
         self.workers_max = config.workers_max or WORKERS_MOST
         self.orders_cores = self.policy.order == "due-time" and config.cores is not None
-        """Whether runs and starts wait for a core; otherwise the kernel shares the cores among all."""
+        """Whether runs, binds and starts may have to wait for a core; if not, the kernel shares the cores among all."""
         self.state = State(pool=Pool({each.name: Device(each) for each in config.devices}))
         self.resources = Resources(config, self.policy)
         self.ledger = Ledger(self.resources)

@@ -1,4 +1,4 @@
-"""All that the scheduler knows of one function, for readers that explain it. Immutable, like a snapshot."""
+"""What the scheduler knows of one function, for readers that explain it. Immutable, like a snapshot."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -55,7 +55,7 @@ class WorkerDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The requests in these runs."""
     bound: Sequence[BindingDetail]
     """The functions that the worker has bound, in the order of the binds: at most LISTED_MAX, the described one among
-    them.
+    them if it is bound.
     """
     bound_count: int
     """The number of all of them."""
@@ -133,11 +133,11 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolDetail | None = None
     """None: nothing of it runs on the pool."""
     last_choice: str = ""
-    """With `device = "any"`: where its last request went, and why there."""
+    """With `device = "any"`: the result of the last comparison of workers and devices for a request; empty: none."""
 
 
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
-    """Return all that is known of a function now. Call it on the loop's thread."""
+    """Return what is known of a function now. Call it on the loop's thread."""
     family = function.family
     return FunctionDetail(
         spec=function.spec,

@@ -50,7 +50,9 @@ FURTHER_S = 0.25
 
 
 def assign_devices(cycle: Cycle) -> None:
-    """Begin runs and start executors until no device is free that a waiting function could use."""
+    """Begin runs, and start or replace executors, for the functions that wait for a device; refuse requests that no
+    device can run.
+    """
     cycle.devices_changed = False
     devices, now = cycle.state.pool.devices.values(), cycle.now
     if any(each.executor is None or each.is_free(now) for each in devices):
@@ -83,7 +85,9 @@ def _servable(cycle: Cycle) -> list[Function]:
 
 
 def _refuse_unservable(cycle: Cycle) -> None:
-    """Refuse the requests of functions that no device in service can run."""
+    """Refuse the requests of functions that no device in service can run, or move them to the counterparts. Under
+    `infless`, functions that do not fit beside the bound ones wait.
+    """
     pool, config = cycle.state.pool, cycle.config
     any_out = any(each.is_out(cycle.now) for each in pool.devices.values())
     for function in _first(cycle):
@@ -175,7 +179,7 @@ def _serve(cycle: Cycle, functions: Sequence[Function], coming: list[Device]) ->
 
 
 def _serve_one(cycle: Cycle, long: Sequence[tuple[Function, Request]], free: list[Device]) -> None:
-    """Begin a run with the first of these requests, which have waited for a long time, that a free device serves."""
+    """Of these requests, which have waited for a long time, begin a run with the first that a free device serves."""
     for function, request in long:
         function.queue.remove(request.id)
         function.queue.appendleft(request.id)
@@ -222,8 +226,8 @@ def could_begin(cycle: Cycle, function: Function) -> bool:
 
 
 def could_start(cycle: Cycle, function: Function) -> bool:
-    """Whether an executor could be started for a function that does not wait: on a device without one, or if no device
-    serves its owner, in the place of one that nobody needs.
+    """Whether an executor could be started for a function that does not wait, and for whose owner none starts yet: on a
+    device without one, or if no device serves its owner, in the place of one that nobody needs.
     """
     owner, devices = owner_of(cycle, function), list(swaps.fitting(cycle, function))
     if function.queue or any(each.coming_owner == owner for each in devices):
@@ -275,7 +279,7 @@ def _are_served(cycle: Cycle) -> bool:
 
 
 def _replace_for_unserved(cycle: Cycle) -> None:
-    """Stop an executor for each owner that has waiting functions and no device for them."""
+    """Stop executors, or limit their runs, for owners that have waiting functions and no device for them."""
     largest_bytes: dict[DeviceOwner | None, int] = {}
     for each in cycle.state.pool.devices.values():
         largest_bytes[each.owner] = max(each.config.memory_bytes, largest_bytes.get(each.owner, 0))

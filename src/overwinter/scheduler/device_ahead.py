@@ -1,4 +1,4 @@
-"""Prepares functions on idle devices, so that their first run there does not wait for it.
+"""Prepares functions on idle devices, so that their first run there does not wait for a preparation.
 
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
 prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
@@ -29,7 +29,7 @@ from overwinter.scheduler.swaps import owner_of
 PREPARATION_MAX_S = 20.0
 """The longest preparation: no other begins meanwhile."""
 CANDIDATES_MAX = 256
-"""The number of functions of which one is chosen."""
+"""The approximate number of functions of which one is chosen."""
 UNPREPARED_S = 60.0
 """How long no function of a tenant is prepared after a preparation of one of them ended its executor, or delayed a run.
 """

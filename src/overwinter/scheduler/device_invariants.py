@@ -101,7 +101,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
 
 
 def waiting(cycle: Cycle) -> dict[FunctionId, list[str]]:
-    """Return the queue for devices."""
+    """Return the functions that wait for a device, each with the name of this queue."""
     return {each.spec.id: ["devices"] for each in cycle.state.pool.waiting}
 
 

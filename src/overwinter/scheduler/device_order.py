@@ -30,7 +30,7 @@ from overwinter.scheduler.request import Request
 from overwinter.scheduler.state import Function
 
 KEY = "alpha"
-"""The timer of the periods."""
+"""The key of the timer of the periods."""
 
 
 def start_tag(cycle: Cycle, function: Function) -> float:
@@ -70,7 +70,7 @@ def _start_tag(pool: Pool, tenant: TenantId) -> float:
 
 def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -> list[Rank]:
     """Return the ranks of functions with waiting requests; the lowest gets the next of the free devices. Under the
-    default policy, late requests of a function are first moved behind its others.
+    default policy, late requests of a function are first moved behind its others, if its first request is late.
     """
     _update_boundary(cycle)
     rule, last = RULES[cycle.policy.device_order], cycle.state.pool.boundary
@@ -81,9 +81,9 @@ def ranks(cycle: Cycle, functions: Iterable[Function], free: Iterable[Device]) -
 
 
 def _in_time_first(cycle: Cycle, function: Function, beside: Mapping[Device, int]) -> Waiting:
-    """Put the requests of a function that can be in time before the late ones if its first is late: they would
-    otherwise wait behind it until they are late, too. `beside`: for each free device, the number of neighbours that
-    bring blocks.
+    """Describe a function to the policy. If its first request has an SLO and is late, first move the late requests
+    behind those that can be in time, which would otherwise wait until they are late, too. `beside`: for each free
+    device, the number of neighbours that bring blocks.
     """
     requests, run_s = cycle.state.requests, swaps.run_s(cycle, function, 1)
     swap_wait_s = swaps.least_swap_wait_s(cycle, function, beside, run_s)

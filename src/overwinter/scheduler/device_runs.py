@@ -124,8 +124,9 @@ def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBind
 
 
 def _take(cycle: Cycle, function: Function, device: Device, choice: Choice) -> tuple[Part, ...]:
-    """Take the requests of a run from the queues, as many as together can meet the first one's SLO. Requests past their
-    deadline are refused, and those that cannot meet their SLO, if the function's settings say so.
+    """Take the requests of a run from the queues: as many as together are answered by the due time of the first one, or
+    up to `max_batch` if that one is late even alone. Requests past their deadline are refused, and those that cannot
+    meet their SLO, if the function's settings say so.
     """
     swap_s, _ = swaps.swap_times(cycle, pool_record(function).sizes, device, choice.peer)
     if function.spec.settings.late == "refuse":
@@ -166,8 +167,8 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
 def _evict_for_run(
     cycle: Cycle, function: Function, device: Device, victims: Iterator[Function] | None = None
 ) -> tuple[FunctionId, ...]:
-    """Evict functions from the device until the function fits. `victims`: those that may be evicted, in this order;
-    None: all that `swaps.victims` returns.
+    """Evict functions from the device until the function fits, but at least one if its blocks found no places there
+    before. `victims`: those that may be evicted, in this order; None: all that `swaps.victims` returns.
     """
     pooled, evicted = pool_record(function), list[FunctionId]()
     capacity = device.capacity(device.missing_bytes(pooled))
@@ -183,7 +184,9 @@ def _evict_for_run(
 
 
 def _evict_for_references(cycle: Cycle, functions: Sequence[Function], device: Device) -> tuple[FunctionId, ...]:
-    """Evict the least recently used other functions until the device can take `functions` within REFERENCES_MAX."""
+    """Evict the least recently used other functions until the device can take `functions` within REFERENCES_MAX, unless
+    functions are bound to devices (homes.py).
+    """
     evicted: list[FunctionId] = []
     new = sum(len(pool_record(each).sizes) for each in functions if each.spec.id not in device.residents)
     others = iter([] if homes.are_used(cycle) else list(device.residents.values()))
@@ -262,8 +265,8 @@ def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
 
 
 def _placed(device: Device, moved_bytes: int) -> None:
-    """Count a run for which this many bytes were brought: after UNPLACED_SWAPS such runs the device no longer counts
-    as full.
+    """Count a run for which this many bytes were brought: after UNPLACED_SWAPS such runs `device.unplaced` no longer
+    limits the bytes on the device.
     """
     if device.unplaced is not None and moved_bytes:
         device.unplaced.swaps += 1
@@ -301,7 +304,9 @@ def _goes_to_worker(cycle: Cycle, function: Function, request: Request, failure:
 
 
 def _pass_on(cycle: Cycle, request: Request, id_: FunctionId) -> None:
-    """A slice of the program has run for a request, which now waits for the next slice."""
+    """A slice of the program has run for a request, which now waits for the next slice, or is refused if that no longer
+    serves.
+    """
     following = cycle.state.functions.get(id_)
     if following is None:
         refuse(cycle, request.id, "NotFoundError", f"function {request.function} was removed")
@@ -329,7 +334,7 @@ def put_back(cycle: Cycle, part: Part) -> None:
         refuse_unloaded(cycle, function)
 
 
-def expire_removed(cycle: Cycle, device: Device) -> None:
+def expire_if_removed(cycle: Cycle, device: Device) -> None:
     """Refuse the requests of a removed function past their deadlines, which nothing else checks."""
     operation = device.operation
     if operation is None or not any(each.removed for each in operation.functions):

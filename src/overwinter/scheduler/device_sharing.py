@@ -1,7 +1,7 @@
 """Decides which functions' requests share a run on a device.
 
-Functions of a family of the pool that allow batches run together as far as their weights are the same, as those of a
-worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted to
+If functions of a family of the pool allow batches, they run together as far as their weights are the same, as those of
+a worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted to
 free bytes for the functions that join. So a run is shared only where what the device misses is brought in a small part
 of the time of a run.
 """
@@ -28,7 +28,7 @@ def candidates(cycle: Cycle, function: Function, device: Device) -> list[Functio
         return []
     found, sizes = list[Function](), pool_record(function).sizes
     able = (other for other in shared_runs.candidates(cycle, function) if _may_run(cycle, other, device))
-    # A run takes no requests of more functions than these.
+    # A run has requests of at most this many functions.
     for other in islice(able, function.spec.settings.max_batch):
         wider = {**sizes, **pool_record(other).sizes}
         if _is_minor(cycle, function, device, wider):
@@ -55,8 +55,8 @@ def _is_minor(cycle: Cycle, function: Function, device: Device, sizes: Mapping[A
 
 
 def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[Part, ...]:
-    """Take the requests of a shared run: as many as together can meet the SLO of the first request. If that one would
-    be late even alone, the run takes up to `max_batch` requests.
+    """Take the requests of a shared run: as many as together are answered by the due time of the first request. If that
+    one would be late even alone, the run takes up to `max_batch` requests.
     """
     own = len(function.queue)
     count = min(function.spec.settings.max_batch, own + sum(len(each.queue) for each in others))

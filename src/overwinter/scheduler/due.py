@@ -28,7 +28,7 @@ DUE_MAX = 256
 
 
 def check(cycle: Cycle) -> None:
-    """Handle the timers that are due, at most DUE_MAX in this step, and fewer if thousands of requests expire."""
+    """Handle the timers that are due, at most DUE_MAX in this step, and fewer if the step has too many actions."""
     state = cycle.state
     for key in cycle.timers.pop_due(cycle.now, DUE_MAX):
         if cycle.is_long:
@@ -179,7 +179,7 @@ def _overran(cycle: Cycle, worker: Worker) -> None:
 
 
 def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
-    """Refuse the runs of a function that is draining in a worker; return whether any request was still open."""
+    """Refuse the open requests of a function in the runs of a worker; return whether there were any."""
     config, id_ = cycle.config, function.spec.id
     if function.removed:
         error, why = "NotFoundError", f"function {id_} was removed"

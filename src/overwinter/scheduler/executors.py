@@ -17,7 +17,7 @@ from overwinter.scheduler.backoff import backoff_s, may_retry
 from overwinter.scheduler.blocks import evict_blocks_of, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import count_answer
-from overwinter.scheduler.device_runs import end_operation, expire_removed, put_back
+from overwinter.scheduler.device_runs import end_operation, expire_if_removed, put_back
 from overwinter.scheduler.operation import Operation, Part
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
 from overwinter.scheduler.pool import Device, DeviceOwner, Executor
@@ -75,7 +75,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     _failed(cycle, device, owner_of(cycle, operation.function), operation.function, event.fault)
     for part in operation.parts:
         _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
-        # Each time all tenants lose the device for the time of a start, so good runs in between do not clear the count.
+        # Such a run costs all tenants the device for the time of a start: good runs in between do not clear the count.
         part.function.runs_at_death = part.function.runs
 
 
@@ -122,7 +122,7 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
     device = cycle.state.pool.executors.get(id_)
     if device is None or device.executor is None:
         return
-    expire_removed(cycle, device)
+    expire_if_removed(cycle, device)
     executor, config = device.executor, cycle.config
     if executor.stopping:
         at = executor.since + config.stop_timeout_s

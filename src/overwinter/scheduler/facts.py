@@ -1,7 +1,7 @@
 """Applies events to the tables, each in one Python function: ends the operations that they name, and sends replies.
 
-No waiting request gets a resource here. Functions whose wants may have changed are marked; admission.py asks for these
-wants.
+No waiting request gets a resource here, except that a load that found no space is tried once more. Functions whose
+wants may have changed are marked; admission.py asks for these wants.
 """
 
 from collections.abc import Mapping
@@ -238,7 +238,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
 
 
 def _prepare(cycle: Cycle, function: Function, spent_s: float) -> None:
-    """Let the tenant's zygote compile a program that has run, unless its runs take too long."""
+    """Let the tenant's zygote compile a program that has run, unless the run took too long."""
     spec, config = function.spec, cycle.config
     prepared = cycle.state.prepared.get(spec.tenant, {})
     if spec.program in prepared or spent_s > config.warm_up_max_s:
@@ -318,8 +318,8 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """Stop the worker, or mark the first member of its family, if an operation ended for a function that has left the
-    worker or family.
+    """After an operation of a function that has left the worker or family: stop the worker if it is idle and all its
+    functions were removed; otherwise mark the first member of its family, unless the function left only the worker.
     """
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return

@@ -32,5 +32,5 @@ class ForkFigures(msgspec.Struct):
     started: Seconds = Seconds(0.0)
     """The time of that start."""
     failures: int = 0
-    """The consecutive processes forked ahead that died or hung."""
+    """The processes forked ahead that died or hung since a start last used one."""
     backoff_until: Seconds = Seconds(0.0)

@@ -61,8 +61,8 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
             function.fault = ""
             families.use_profile(cycle, function.family, function.spec, forget=True)
         families.mark(cycle, function.family)
-    # A worker that drains after an unload does not serve it again: it has mapped blocks that the unload dropped, which
-    # nothing counts or verifies.
+    # A worker that drains after an unload does not serve the function again: the worker has mapped blocks that the
+    # unload dropped, which nothing counts or verifies.
     if function.is_ready:
         cycle.actions.append(LoadFinished(id_))
     else:
@@ -135,7 +135,9 @@ def fail(cycle: Cycle, function: Function, error: str, reason: str) -> None:
 
 
 def give_up(cycle: Cycle, function: Function, why: str) -> None:
-    """Refuse the requests and loads of a function that can never get the resources it needs."""
+    """Refuse the loads of a function that can never get the resources it needs, and the requests that its counterpart
+    cannot serve.
+    """
     order.leave(cycle, function)
     function.load_again = False
     counterpart.refuse_waiting(cycle, function, "NoSpaceError", why, cycle.config.retry_after_min_s)
@@ -143,7 +145,7 @@ def give_up(cycle: Cycle, function: Function, why: str) -> None:
 
 
 def quarantine(cycle: Cycle) -> None:
-    """Take the functions in the table `faults` out of service."""
+    """Take the functions in the table `faults` out of service; remove those on trial."""
     faults = cycle.state.faults
     while faults:
         id_ = next(iter(faults))

@@ -20,7 +20,9 @@ from overwinter.worker.handler import Code, Handler
 from overwinter.worker.values import Value
 
 READING_TOLERANCE = 1e-5
-"""The largest difference between the inputs that a handler and `transformers` make from a request."""
+"""The largest difference, apart from a last bit, between the inputs that a handler and `transformers` make from a
+request.
+"""
 PADDING_TOLERANCE = 1e-3
 """The largest difference that padding may cause in an output: this number plus this share of the value; larger for
 16-bit types.
@@ -32,17 +34,17 @@ class Task(NamedTuple):
 
     bundle: Callable[[TaskRequest, Any], Bundle]
     head: str
-    """The end of the model class's name; empty for the model without a head."""
+    """What the name of the model's class must contain; empty for the model without a head."""
     files: dict[str, str]
     """The further files that the directory must contain, with the class of `transformers` that writes each."""
     options: tuple[str, ...]
     handlers: tuple[tuple[str, ...], ...]
-    """The files of each handler that it may have."""
+    """The files of each handler that the function may have."""
     labelled: bool = True
     """Whether the names of the model's classes are needed."""
 
     def sources(self) -> list[str]:
-        """Return the sources of the handlers that it may have."""
+        """Return the sources of the handlers that the function may have."""
         return [handler_source(*parts) for parts in self.handlers]
 
 
@@ -113,8 +115,9 @@ def check_task(task: str, options: Iterable[str]) -> None:
 def open_directory(path: Path, task: str | None = None, options: Mapping[str, Any] | None = None) -> Directory:
     """Open the directory as a raw program, or as a function for a task.
 
-    Raise CallerError for an unknown task or an invalid option, and ProgramError if the directory lacks what the task
-    needs, or if the handler would answer otherwise than `transformers`.
+    For a task, raise CallerError if it is unknown or an option is invalid. Raise ProgramError if the model cannot be
+    opened with these options, if the directory lacks what the task needs, or if the handler fails or would answer
+    otherwise than `transformers`.
     """
     given = dict(options or {})
     if task is None:
@@ -130,7 +133,7 @@ def open_directory(path: Path, task: str | None = None, options: Mapping[str, An
 
 
 def export_directory(directory: Directory) -> Exported:
-    """Export the program and the weights; raise ProgramError, with advice, if the model cannot be exported."""
+    """Export the program and the weights; raise ProgramError, with any advice, if the model cannot be exported."""
     try:
         return export(directory.module, directory.example_inputs, directory.dynamic)
     except ProgramError as error:

@@ -11,7 +11,7 @@ from overwinter.tasks.bundle import Bundle, TaskRequest, handler_source
 from overwinter.worker.handler import Code, Handler
 
 SAMPLE_S = 1.0
-"""The length of the sample sounds."""
+"""The length of the sample sounds, unless the option `samples` gives one."""
 
 
 def transcription(request: TaskRequest, model: Any) -> Bundle:

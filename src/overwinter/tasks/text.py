@@ -58,7 +58,7 @@ def _bundle(request: TaskRequest, state: dict[str, Any], answer: str, *, truncat
 
 
 def _shortened(text: str, tokenizer: Any, longest: int) -> str:
-    """Return as many words of the text as make at most `longest` tokens."""
+    """Return as many words of the text as make at most `longest` tokens, but at least one."""
     words = text.split()
     while len(words) > 1 and len(tokenizer(" ".join(words), verbose=False)["input_ids"]) > longest:
         words.pop()

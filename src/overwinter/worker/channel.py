@@ -68,7 +68,9 @@ class Channel(Generic[In]):
         return self._end.fileno()
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send one message; raise ChannelClosedError if the other end is closed, OSError if it is too large."""
+        """Send one message; raise ChannelClosedError if the other end is closed, OSError if the message is too large,
+        or a socket that does not block is full.
+        """
         rest = list(fds)
         try:
             while len(rest) > FDS_A_PACKET:

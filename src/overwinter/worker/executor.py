@@ -59,7 +59,7 @@ class _Program:
 
     def __init__(self, content: bytes, own: OwnDevice, run_s: Mapping[int, float]) -> None:
         """Compile it as a first run needs it. `run_s`: the seconds of a run by its number of requests. Raises
-        ProgramError if `run_s` is empty on a null device.
+        ProgramError if the program cannot be compiled, or if `run_s` is empty on a null device.
         """
         self.prepared = Prepared(content, self._run)
         if own.kind == "null":
@@ -107,8 +107,8 @@ class _SwappedFunction:
         self.moved_bytes, self.peer_bytes, self.unplaced = 0, 0, False
 
     def run(self, _: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Run the program over the weights on the device. Raises NoSpaceError if they do not fit, CallerError if the
-        device has too little memory for such inputs.
+        """Run the program over the weights on the device. Raises CallerError if the device has too little memory for
+        such inputs, and the errors of `swap.run`.
         """
         shapes = [list(tensor.shape) for tensor in inputs]
         if not self.admits(shapes):
@@ -148,7 +148,7 @@ class _SwappedFunction:
         _ = program.run  # This compiles the other form.
 
     def bring(self) -> None:
-        """Bring the missing blocks. That may move other blocks. Raises NoSpaceError as `run` does."""
+        """Bring the missing blocks. That may move other blocks. Raises the errors of `swap.run`."""
         self._swap(self._without_calls, ())
 
     def placed(self) -> dict[WeightPosition, torch.Tensor]:

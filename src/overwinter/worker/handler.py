@@ -78,7 +78,8 @@ class Handler:
     """
 
     def __init__(self, code: Code, assets: Mapping[str, bytes], read: Read = unshared) -> None:
-        """Execute the code and call its `setup` with the assets; raise HandlerError if either fails.
+        """Execute the code and call its `setup` with the assets; raise HandlerError if the code fails, or defines a
+        function that cannot be called as it must be.
 
         `read` caches the results of the code's `read_asset`, if there is one.
         """
@@ -100,8 +101,8 @@ class Handler:
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
 
     def preprocess(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
-        """Return the program's inputs by name. Raises HandlerError with the author's line if the code fails, and
-        CallerError if the code raises it.
+        """Return the program's inputs by name. Raises HandlerError if the code fails (with the author's line) or
+        does not return tensors by name, and CallerError if the code raises it.
         """
         values: Mapping[str, object] = inputs
         if self._preprocess is not None:
@@ -139,8 +140,8 @@ def _tensor(name: str, value: object) -> torch.Tensor:
 
 
 def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | None:
-    """Return the module's function of that name, if it has one; raise HandlerError if it does not accept its
-    arguments.
+    """Return the module's function of that name, if it has one; raise HandlerError if it cannot be called with
+    these arguments.
     """
     step = getattr(module, name, None)
     if step is None:

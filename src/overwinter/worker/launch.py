@@ -1,4 +1,5 @@
-"""Starts the base zygote in its own namespaces, without importing PyTorch, so that this process stays small.
+"""Starts the base zygote in its own namespaces, and waits for it without importing PyTorch, so that this process stays
+small. Without namespaces, this process becomes the zygote.
 
 Run as `python -m overwinter.worker.launch FD PARENT IMPORTS GPUS [GROUP ...]`, where FD is the zygote's end of a
 channel, IMPORTS the additional modules to import, separated by commas, GPUS 1 if executors of GPUs are to be forked and
@@ -63,7 +64,7 @@ def _fork(end: int) -> None:
     if pid == 0:
         os.close(held)
         sandbox.die_with_parent(0)
-        # The parent has no id in this namespace. Reading from the pipe shows whether it has ended already.
+        # The parent has no id in this namespace. The pipe is readable if the parent has ended already.
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)
         os.close(alive)

@@ -24,7 +24,7 @@ HANDLER_LIBRARIES = (
 
 def import_ahead(names: Collection[str]) -> Iterator[str]:
     """Import these modules, and those of HANDLER_LIBRARIES that are installed. Yields a message for each import that
-    fails, and one if the imports left threads running.
+    fails, but none for an ImportError of HANDLER_LIBRARIES, and one if the imports left threads running.
     """
     for name in (*HANDLER_LIBRARIES, *names):
         try:

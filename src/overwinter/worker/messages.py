@@ -93,7 +93,7 @@ class Load(_Message, frozen=True):
     handler_only: bool = False
     """Whether the program runs on the pool: the worker runs the handler only, and binds no weights."""
     pool_first: bool = False
-    """Whether the worker sends calls of the program to the pool, and runs those that are too large or refused."""
+    """Whether the program runs on the pool, and in the worker only if its inputs are too large or the pool refuses."""
     calls: tuple[int, int] | None = None
     """Of a cut program, the first call of its slice, and the first after it; None: all calls run. Executors only."""
 
@@ -293,7 +293,7 @@ class Unmap(_Message, frozen=True):
 
 
 class WarmUp(_Message, frozen=True):
-    """Run a function once on zeros, and compile its program without waits for blocks; any message interrupts."""
+    """Run a function once on zeros, and compile the form of its program without waits; any message interrupts."""
 
     function: str
 
@@ -334,7 +334,7 @@ class Bound(_Message, frozen=True):
 
 
 class BindFailed(_Message, frozen=True):
-    """A bind of another function failed; its blocks are kept until it is unbound."""
+    """A hand-over or another function's bind has failed; a worker keeps the function's blocks until it is unbound."""
 
     function: str
     error: str
@@ -366,7 +366,7 @@ class Answer(_Message, frozen=True):
     unplaced: bool = False
     """Whether nothing ran because the blocks did not fit on the device."""
     program_s: float = 0.0
-    """The mean seconds of the calls of the program that the pool left to the worker; 0: there were none."""
+    """The mean seconds of the runs of the program that the pool left to the worker; 0: there were none."""
     fault: str = ""
     """Why the executor ends after this run: its device is unusable in this process."""
 

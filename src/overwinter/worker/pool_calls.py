@@ -1,4 +1,4 @@
-"""Runs programs on the pool for a worker that runs handlers: each call of a program is one message to the node.
+"""Runs programs on the pool for a worker that runs handlers. Each such run is a call: one message to the node.
 
 The inputs and the outputs of the program pass through the second buffer of the run's slot, which is free until the
 run's answer. A slot has one call at a time; the threads of other slots may wait for theirs meanwhile.
@@ -21,7 +21,7 @@ from overwinter.worker.values import EncodedTensor, read
 
 
 class PoolCalls:
-    """The calls of programs on the pool by a worker."""
+    """The calls of one worker."""
 
     def __init__(self, slots: Sequence[Slot], call: Callable[[PoolCall], PoolCallResult | None]) -> None:
         """`call` sends a message and waits for its answer; None if none will come."""

@@ -103,7 +103,7 @@ class Worker:
             follower.join()
 
     def _serve(self) -> None:
-        """Run in each thread: do jobs until no more will come."""
+        """The loop of each thread: do jobs until no more will come."""
         while (job := self._wait_for(lambda: self._jobs.popleft() if self._jobs else None)) is not None:
             answer = job()
             # The job may hold the last reference to a function.
@@ -281,7 +281,9 @@ def _try_load(
 
 
 def _fault(function: str, error: Exception) -> tuple[str, str]:
-    """Return the error of a failed bind: whose fault it is, what happened, and the remedy if memory was lacking."""
+    """Return the error of a failed load or bind: whose fault it is, what happened, and the remedy if memory was
+    lacking.
+    """
     kind, message = "ProgramError", f"{type(error).__name__}: {error}"
     if isinstance(error, OverwinterError):
         kind, message = type(error).__name__, str(error)

@@ -21,7 +21,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 WARM_UP_LARGEST_IN_HEAP_BYTES = 128 << 10
 """During a warm-up, larger allocations are outside of the heap."""
 LARGEST_IN_HEAP_BYTES = 32 << 20
-"""In a worker, larger allocations are outside of the heap. glibc would raise its threshold to this value at most."""
+"""In a worker that is forked after a warm-up, larger allocations are outside of the heap. glibc would raise its
+threshold to this value at most.
+"""
 
 
 class Programs(Mapping[Address, Prepared]):

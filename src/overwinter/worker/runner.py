@@ -87,8 +87,8 @@ class Runner:
         self._differing: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
     def warm_up(self) -> int:
-        """Run the program once on zeros of its example sizes, and return the bytes of its outputs. Raises HandlerError
-        or the operator's own error if it fails.
+        """Run the program once on zeros of its example sizes, with the smallest batch, and return the bytes of its
+        outputs. Raises HandlerError or the operator's own error if it fails.
         """
         run = self.prepared.unchecked()
         with torch.inference_mode():
@@ -213,7 +213,7 @@ class _Ready(NamedTuple):
 def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
     """Return one outcome per request, in order, for functions of one family.
 
-    Requests whose inputs fit together run as one batch, also of different functions.
+    Requests whose inputs fit together run as one batch, also those of different functions that can share a run.
     """
     with torch.inference_mode():
         ready: list[_Ready | Failure] = []

@@ -68,7 +68,7 @@ def uid_of(worker: int) -> int | None:
 
 
 def zygote_uid_of(number: int) -> int | None:
-    """Return the user id of a tenant's zygote, which differs from those of all workers; None as for `uid_of`."""
+    """Return the user id of a tenant's zygote, which `uid_of` returns for no worker; None as for `uid_of`."""
     return FIRST_UID + UIDS + number % UIDS if os.geteuid() == 0 else None
 
 
@@ -93,7 +93,7 @@ class Sandbox:
     """The resources that contain the workers of a zygote, created once and inherited by its forks."""
 
     def __init__(self, threads_max: int | None = None, uses_gpus: bool = False, readable: Collection[str] = ()) -> None:
-        """Create them. `threads_max` limits the threads of all workers together that have no separate user; None:
+        """Create them. `threads_max` limits the threads, together, of all workers that have no separate user; None:
         unlimited. `uses_gpus`: whether executors of GPUs enter it. `readable`: further files that may be read.
         """
         self._python = reach_python()
@@ -172,7 +172,7 @@ class Sandbox:
         return missing if status == 0 else ["the sandbox could not be tested: the test process failed"]
 
     def _become(self, kind: SandboxKind, uid: int | None) -> list[str]:
-        """Become an unprivileged user."""
+        """Become the new user, if there is one, limit the threads, and drop all privileges."""
         threads_max = self._threads_max if uid is None else WORKER_THREADS_MAX
         if uid is not None and kind == "zygote":
             threads_max = ZYGOTE_THREADS_MAX + FORKS_MAX

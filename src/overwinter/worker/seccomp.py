@@ -1,4 +1,4 @@
-"""The seccomp filter, which the kernel runs before each system call, generated from the list of allowed calls.
+"""The seccomp filter, which the kernel applies to each system call, generated from the list of allowed calls.
 
 All other calls are refused, so that calls of later kernels are refused too. Old calls return EPERM, a clear error;
 those since Linux 5.1 return ENOSYS, after which libraries try older ones.
@@ -16,8 +16,8 @@ from typing import Literal
 from overwinter.worker.system_calls import ALLOWED, FORKING, GPU, Numbers
 
 SandboxKind = Literal["zygote", "worker", "gpu"]
-"""A tenant's zygote may fork and contain its children; a worker may only create threads. The executor of a GPU may also
-control the GPU's driver.
+"""A tenant's zygote may fork and contain its children; a worker may create threads, not processes. The executor of a
+GPU may also control the GPU's driver.
 """
 
 _MACHINES = ("x86_64", "aarch64")

@@ -95,7 +95,9 @@ class EncodedTensor:
 
 
 def encode_outputs(values: Mapping[str, Value]) -> list[EncodedTensor]:
-    """Encode each value, in order; raise HandlerError if together they exceed the limits of an answer."""
+    """Encode each value, in order; raise HandlerError if one cannot be sent, or together they exceed the limits of an
+    answer.
+    """
     made = [EncodedTensor(name, value) for name, value in values.items()]
     nbytes = sum(encoded.meta.nbytes for encoded in made)
     if nbytes > ANSWER_BYTES_MAX:

@@ -1,7 +1,7 @@
 """Maps blocks of the host store read-only, and creates the weights in them.
 
-A worker maps a block once for all functions. The block stays mapped as long as it or a tensor in it is in use: by a
-run, by a bound function, or by a handler that keeps outputs of a program.
+A process maps a block once for all functions, unless the node sends it again. The block stays mapped as long as it or a
+tensor in it is in use: by a run, by a bound function, or by a handler that keeps outputs of a program.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ class MappedBlock:
 
 
 class Blocks:
-    """The mapped blocks of a worker, by address, as long as they are in use."""
+    """The mapped blocks of a worker or an executor, by address, as long as they are in use."""
 
     def __init__(self) -> None:
         self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()

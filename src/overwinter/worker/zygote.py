@@ -206,8 +206,8 @@ def _own_smaps() -> int:
 
 
 def _enter_group(group: int) -> None:
-    """Enter a control group; `group` is its open file of threads. It is called while this process has one thread,
-    because a write moves only one thread; a write takes 50 µs.
+    """Enter a control group; `group` is its open file of threads. Only for a process with one thread, because a write
+    moves only one; a write takes 50 µs.
     """
     try:
         os.write(group, b"0")
