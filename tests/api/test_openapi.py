@@ -60,6 +60,19 @@ def test_bodies_that_are_not_json_are_described(document: dict[str, Any]) -> Non
     assert set(blocks["requestBody"]["content"]) == {"application/octet-stream"}
 
 
+def test_patterns_are_those_of_json_schema(document: dict[str, Any]) -> None:
+    def patterns(value: Any) -> Iterator[str]:
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            if key == "pattern" and isinstance(each, str):
+                yield each
+            elif isinstance(each, dict | list):
+                yield from patterns(each)
+
+    found = set(patterns(document))
+    assert "^[0-9a-f]{64}$" in found
+    assert [each for each in found if "\\A" in each or "\\Z" in each] == []
+
+
 def test_tokens_are_described(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     operations = [results for methods in document["paths"].values() for results in methods.values()]

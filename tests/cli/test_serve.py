@@ -8,6 +8,7 @@ import stat
 from importlib.metadata import version
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 from msgspec import structs
@@ -38,6 +39,16 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
 
 def test_the_defaults_are_the_configuration_s_own() -> None:
     assert config("--data", "/srv/data") == NodeConfig(data="/srv/data")
+
+
+def test_options_may_be_zero_where_the_configuration_may() -> None:
+    found = config("--drain-s", "0", "--zygotes-max", "0", "--host-keep-alive-s", "0", "--workers-ahead", "0")
+    assert (found.drain_s, found.zygotes_max) == (0, 0)
+    assert (found.scheduler.host_keep_alive_s, found.scheduler.workers_ahead) == (0, 0)
+    for option in ("--accounting-s", "--journal-ring", "--caller-share"):
+        with pytest.raises(click.BadParameter) as result:
+            config(option, "0")
+        assert option in result.value.format_message()
 
 
 def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def test_a_spec_that_is_sent_is_bounded(spec):
         msgspec.convert(spec, TensorSpec)
 
 
-@pytest.mark.parametrize("result", ["y\x1b[31m", "a\nb", "bell\x07", "\x9b2J"])
+@pytest.mark.parametrize("result", ["y\x1b[31m", "a\nb", "end\n", "bell\x07", "\x9b2J"])
 def test_names_have_no_control_characters(result):
     for spec in ({"name": result, "shape": [1]}, {"name": "y", "shape": [result]}):
         with pytest.raises(msgspec.ValidationError):

@@ -1,7 +1,7 @@
 """Generates the OpenAPI 3.1 document from the operations, the types of their messages, and the errors."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -86,12 +86,15 @@ def openapi_document(operations: Sequence[Operation], version: str) -> dict[str,
     paths: dict[str, dict[str, Any]] = {}
     for each in operations:
         paths.setdefault(each.path, {})[each.method.lower()] = descriptions.operation(each)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Overwinter", "version": version, "description": ABOUT},
-        "paths": paths,
-        "components": {"schemas": components, "securitySchemes": SECURITY},
-    }
+    whole: dict[str, Any] = _with_ecma_patterns(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Overwinter", "version": version, "description": ABOUT},
+            "paths": paths,
+            "components": {"schemas": components, "securitySchemes": SECURITY},
+        }
+    )
+    return whole
 
 
 class _Descriptions:
@@ -150,6 +153,18 @@ class _Descriptions:
             # A body of bytes has no type (OpenAPI 3.1, 4.8.14.2).
             return {"description": body.about}
         return next(schema for kind, schema in self._schemas if kind is body.message)
+
+
+def _with_ecma_patterns(value: Any) -> Any:
+    """Replace what only Python's patterns have: JSON Schema's are those of ECMAScript, where $ is only the end."""
+    if isinstance(value, Mapping):
+        return {
+            key: each.replace(r"\A", "^").replace(r"\Z", "$")
+            if key == "pattern" and isinstance(each, str)
+            else _with_ecma_patterns(each)
+            for key, each in value.items()
+        }
+    return [_with_ecma_patterns(each) for each in value] if isinstance(value, list) else value
 
 
 def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:

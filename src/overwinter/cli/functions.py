@@ -15,8 +15,8 @@ from overwinter.cli.options import as_json, connect, echo, id_of, named_function
 def ps(tenant: str, url: str, as_json: bool) -> None:
     """List every version of every function, and every pipeline.
 
-    A node without tokens lists those of all tenants if none is given. A terminal shows the columns that fit; a pipe and
-    --json show all.
+    Without --tenant, a node without tokens lists those of all tenants. A terminal shows the columns that fit; a pipe
+    and --json show all.
     """
     with connect(url, tenant=tenant) as client:
         functions, pipelines = (

@@ -44,7 +44,9 @@ def _opened(text: str) -> str | File:
 
 
 def read_assignments(assignments: Sequence[tuple[str, str | File]], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    """Parse the inputs given as `name=value`; raise CallerError if a name or a value does not match."""
+    """Parse the inputs given as `name=value`; raise CallerError if a name or a value does not match, or OSError if a
+    file cannot be read.
+    """
     inputs: dict[str, Any] = {}
     for name, text in assignments:
         spec = specs.get(name)

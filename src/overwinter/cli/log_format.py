@@ -52,8 +52,8 @@ class TextFormatter(logging.Formatter):
 
 @contextmanager
 def logging_to_stderr(form: LogFormat) -> Iterator[None]:
-    """Write all log lines in this block to standard error in this format: those of the node, warnings of other
-    packages, and in JSON also the error that ends the node.
+    """Write all log lines to standard error in this format until the `with` statement ends: those of the node, warnings
+    of other packages, and in JSON also the error that ends the node.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())

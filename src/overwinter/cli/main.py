@@ -1,8 +1,8 @@
 """The command `overwinter` and its exit codes.
 
-Exit codes: 0 success, 1 an error (each is printed as one line) or a check of `doctor` that found that a node cannot
-run, 2 wrong usage, 130 interrupted. Commands import slow modules (the HTTP client, tables, PyTorch) inside their
-functions, so that `--help` answers at once.
+Exit codes: 0 success, 1 an error (each expected one is printed as one line) or a check of `doctor` that found that a
+node cannot run, 2 wrong usage, 130 interrupted. Commands import slow modules (the HTTP client, tables, PyTorch) inside
+their functions, so that `--help` answers at once.
 """
 
 import errno

@@ -11,7 +11,15 @@ import msgspec
 from overwinter.cli.devices import device_options, devices_of
 from overwinter.cli.log_format import LogFormat, log, logging_to_stderr
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
-from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
+from overwinter.core.bounds import Bounds
+from overwinter.core.config import (
+    NODE_BOUNDS,
+    REQUEST_BOUNDS,
+    SCHEDULER_BOUNDS,
+    NodeConfig,
+    RequestLimits,
+    SchedulerConfig,
+)
 from overwinter.core.devices import DeviceIsolation
 from overwinter.core.policies import POLICIES
 
@@ -24,7 +32,7 @@ HELP = {
     "keep_warm": "Keep the blocks in memory after a clean stop, for the next start.",
     "requests_bytes_max": "Memory limit of all requests together. [default: an eighth of the available memory]",
     "caller_share": "Share of that memory that one caller (a token's tenant, or without tokens an address) may use.",
-    "request_bytes_max": "Largest request body, also after decompression.",
+    "request_bytes_max": "Largest body of an inference request, also after decompression.",
     "json_bytes_max": "Largest JSON of a request or a reply. Larger tensors must use the binary extension.",
     "elements_max": "Most elements of BYTES tensors in one request.",
     "manifest_bytes_max": "Largest manifest of a function.",
@@ -50,14 +58,14 @@ HELP = {
     "unneeded_keep_s": "Seconds that blocks without a function stay on disk.",
     "journal": "File to which the journal of the scheduler is written; a previous one is renamed.",
     "journal_ring": "Steps of the scheduler kept in memory.",
-    "profile_on_deploy": "Profile each new program in the background, while no request runs.",
+    "profile_on_deploy": "Profile new programs in the background, while no request runs.",
     "accounting_s": "Seconds between two comparisons of the accounted memory with the kernel's figures.",
     "profile_share": "Share of the time that profiling may take while the node serves.",
     "policy": "Set of scheduling policies: Overwinter's, a paper's, or a baseline.",
     "cores": "Cores for all workers. [default: all cores]",
     "memory_bytes": "Limit of the private memory of all workers, such as 8GiB. [default: half of the available memory]",
-    "host_bytes": "Memory limit for the blocks of loaded functions. [default: 95% of the free space of the tmpfs]",
-    "host_keep_alive_s": "Seconds without a request after which the blocks of a function leave the host store.",
+    "host_bytes": "Memory limit for the blocks of loaded functions. [default: 95% of what the tmpfs has for them]",
+    "host_keep_alive_s": "Seconds without use after which the blocks of a function leave the host store.",
     "workers_max": "Most worker processes. [default: as many as the system's limits allow]",
     "tenant_workers_max": "Most worker processes of one tenant. [default: all, or 15/16 if there are other tenants]",
     "runs_max": "Most concurrent runs of all workers. [default: as many as the system's limits allow]",
@@ -76,7 +84,7 @@ HELP = {
     "device_isolation": "Who shares a device at one time: all tenants, one tenant, or one function alone.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between two such attempts.",
-    "retry_after_min_s": "Lowest Retry-After of a refusal, in seconds.",
+    "retry_after_min_s": "Lowest Retry-After of a refusal by the scheduler, in seconds.",
 }
 """The help text of each field of the configuration."""
 
@@ -85,7 +93,7 @@ STRUCTS: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "reque
 DEFAULTS = {"data": "~/.local/share/overwinter"}
 CHOICES = {"policy": sorted(POLICIES), "device_isolation": get_args(DeviceIsolation)}
 SHARES = ("profile_share", "caller_share", "verify_share")
-MAY_BE_ZERO = ("verify_share", "workers_ahead")
+BOUNDS: Bounds = {**SCHEDULER_BOUNDS, **NODE_BOUNDS, **REQUEST_BOUNDS}
 PATHS = ("data", "host_store", "journal")
 LARGEST_PORT = 65535
 
@@ -127,11 +135,11 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
     elif field.name == "port":
         kind, metavar = click.IntRange(0, LARGEST_PORT), "PORT"
     elif field.type in (int, int | None):
-        kind, metavar = click.IntRange(0 if field.name in MAY_BE_ZERO else 1), "NUMBER"
+        kind, metavar = click.IntRange(int(BOUNDS[field.name].least)), "NUMBER"
     elif field.name in SHARES:
-        kind, metavar = click.FloatRange(0, 1, min_open=field.name not in MAY_BE_ZERO), "SHARE"
+        kind, metavar = click.FloatRange(BOUNDS[field.name].least, 1), "SHARE"
     elif field.type in (float, float | None):
-        kind, metavar = click.FloatRange(0, min_open=True), "SECONDS"
+        kind, metavar = click.FloatRange(BOUNDS[field.name].least), "SECONDS"
     return click.Option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
 
 

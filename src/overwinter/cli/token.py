@@ -36,7 +36,7 @@ def token() -> None:
 
     These commands change files in the node's data directory, so the administrator runs them on the node's machine. A
     running node applies the changes at once. After the first token was created the node refuses requests without one,
-    even if all tokens are revoked.
+    except those for its health and its static pages, even if all tokens are revoked.
     """
 
 

@@ -18,7 +18,7 @@ NEWEST = "newest"
 def promote(name: str, version: str, tenant: str, url: str, as_json: bool) -> None:
     """Send all requests that name no version to one version of a function.
 
-    That version gets them until another one is promoted, even when new versions are deployed. Promoting an older
+    That version gets them until the next promotion or split, even when new versions are deployed. Promoting an older
     version is a rollback. `overwinter promote NAME newest` restores the default: each new version gets the requests
     when it is deployed.
     """

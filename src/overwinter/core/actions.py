@@ -42,7 +42,7 @@ Decision = Literal[
     "ahead",
 ]
 """The kinds of decisions that are explained. `quarantine`: a function is out of service, because the scheduler failed
-on it. `isolate`: it gets a family of its own, because workers died in its runs.
+on it. `isolate`: it gets a family of its own, because workers died or hung in its runs or binds.
 """
 
 
@@ -97,7 +97,9 @@ class ForkAhead(_Action, frozen=True):
 
 
 class Prepare(_Action, frozen=True):
-    """Let the tenant's zygote compile this function's program and create its primitives before a later fork."""
+    """Let the tenant's zygote compile this function's program and create its primitives (prepared kernels) before a
+    later fork.
+    """
 
     function: FunctionId
     forget: Address | None = None

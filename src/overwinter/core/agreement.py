@@ -9,8 +9,8 @@ class Closeness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exact: bool
     """Whether the outputs are equal bit for bit in every run."""
     difference: float
-    """The largest difference of an element, relative to the largest magnitude below 10,000 in the model's output, or to
-    the model's element if that is larger, as in masks.
+    """The largest difference of an element, relative to the largest magnitude below 10,000 in the reference, or to the
+    reference's element if that is larger, as in masks.
     """
 
 

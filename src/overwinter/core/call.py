@@ -14,7 +14,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     name: FunctionName
     version: int | None
-    """The version; None: the default version."""
+    """The version; None: the node chooses it (core/versions.py)."""
     inputs: list[Tensor]
     """The inputs, which match the specs."""
     timeout_s: float | None = None

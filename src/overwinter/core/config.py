@@ -87,11 +87,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     its start and that devices do not take, otherwise unlimited.
     """
     host_bytes: int | None = None
-    """The most bytes of all host stores together; None: unlimited. On a node, the limit is at most 95 % of their own
-    blocks and the free space of their tmpfs.
+    """The most bytes of all host stores together; None: unlimited. On a node, the limit is at most 95 % of the sum of
+    their own blocks and the free space of their tmpfs.
     """
     host_keep_alive_s: float | None = None
-    """Seconds without a request after which a function leaves the host store; None: only when its memory is needed."""
+    """Seconds without use after which a function that is not pinned leaves the host store; None: only when its memory
+    is needed.
+    """
     workers_max: int | None = None
     """The most worker processes of the node; None: on a node as many as the system's limits allow, otherwise
     WORKERS_MOST.
@@ -106,7 +108,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
     workers_ahead: int | None = None
     """The processes forked ahead for tenants that recently started functions, at most two for each. They count as
-    workers. None: on a node eight, or as many as fit in a sixteenth of `memory_bytes`; otherwise none.
+    workers. None: on a node at most eight, as far as they fit in a sixteenth of `memory_bytes`; otherwise none.
     """
     requests_max: int = 100_000
     """The most open requests. A tenant may use as many as are still free, so a single tenant at most half of them."""
@@ -153,7 +155,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     caller_share: float = 0.5
     """The share of that memory that one caller may use: the tenant of a token, or without tokens a client's address."""
     request_bytes_max: int = 64 << 20
-    """The most bytes of a request's body."""
+    """The most bytes of the body of an inference request."""
     json_bytes_max: int = 8 << 20
     """The most bytes of JSON in a request, and in the numbers and strings of an answer. Decoding takes several times as
     much memory.
@@ -175,8 +177,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     head_timeout_s: float = 10.0
     """The most seconds from the start of a connection, or the first byte of a request, to the end of its headers."""
     idle_timeout_s: float = 75.0
-    """The most seconds between two requests of a connection. It exceeds the timeout of common client pools, so that
-    clients close first.
+    """The most seconds between two requests of a connection. The default exceeds the timeout of common client pools, so
+    that clients close first.
     """
     stall_s: float = 10.0
     """The seconds over which the transfer rate of a body or an answer is measured."""
@@ -217,7 +219,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     journal_ring: int = 512
     """The steps kept in memory. A new step replaces the oldest; a small ring stays in the CPU's cache."""
     profile_on_deploy: bool = True
-    """Whether to profile each new program in the background."""
+    """Whether to profile each new program in the background, unless it is cut into slices."""
     profile_share: float = 0.1
     """The share of the time for profiling while the node serves; an idle node profiles at full speed."""
     functions_max: int = 20_000

@@ -68,7 +68,8 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     peers: Mapping[DeviceId, float] = {}
     """The bandwidth of the links from other devices, in bytes a second."""
     group_bytes: int = GROUP_BYTES
-    """The bytes of one transfer, but for the first ones: the elbow of the link (`overwinter elbow` measures it)."""
+    """The bytes of one transfer, except the first ones; best the elbow of the link, which `overwinter elbow` measures.
+    """
 
     def __post_init__(self) -> None:
         check_bounds(self, DEVICE_BOUNDS)
@@ -100,7 +101,7 @@ def gpus_of(devices: Sequence[DeviceConfig]) -> tuple[int, ...]:
 
 
 def check_devices(devices: Sequence[DeviceConfig]) -> None:
-    """Raise ValueError if two devices have one name or one GPU, or a link comes from no other device of the node."""
+    """Raise ValueError if two devices have one name or one GPU, or a link is not from another device of the node."""
     names, gpus = [each.name for each in devices], gpus_of(devices)
     for each in devices:
         if names.count(each.name) > 1:

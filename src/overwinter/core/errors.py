@@ -11,7 +11,7 @@ OverwinterError
     RateError           429 with Retry-After
   AuthorError           the function author's: 400, also for a request
     ProgramError        a model or program that cannot be exported, validated or run
-    HandlerError        the handler failed, or an answer other than declared: 500 (400 on deploy)
+    HandlerError        the handler failed, or an answer is too large or not as declared: 500 (400 on deploy)
   MachineError          this machine's, or its load's
     OverloadedError     503 with Retry-After
       QuarantineError   503: the function is out of service
@@ -108,7 +108,7 @@ class ProgramError(AuthorError):
 
 
 class HandlerError(AuthorError):
-    """The function's own code failed, or returned something other than declared."""
+    """The function's own code failed, or the function's answer is too large or not as declared."""
 
     status = 500
 
@@ -119,7 +119,7 @@ class MachineError(OverwinterError):
 
 class OverloadedError(MachineError):
     """The node does not serve the request now: a limit is reached, the request would be late, the function is unloaded,
-    its worker or device was needed by others, or the node is stopping. `Retry-After` says when to try again.
+    its worker or executor was stopped because of others, or the node is stopping. `Retry-After` says when to try again.
     """
 
     status = 503
@@ -132,7 +132,7 @@ class QuarantineError(OverloadedError):
 
 
 class DeadlineError(MachineError):
-    """The deadline passed before an answer."""
+    """The deadline passed before an answer, or the run of the request hung and was stopped."""
 
     status = 504
 
@@ -150,7 +150,9 @@ class StoreError(MachineError):
 
 
 class WorkerError(MachineError):
-    """A worker or a device failed, or the node could not complete the operation: its code failed, or it is stopping."""
+    """A worker or a device failed, or the node could not complete the operation, for example because the node's code
+    failed or the node is stopping.
+    """
 
 
 def error_named(name: str) -> type[OverwinterError]:

@@ -56,8 +56,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
     queue_limit: int = 512
     keep_alive_s: float | None = None
-    """The most seconds that a worker of the function stays idle, unless it is one of several, whose number follows the
-    rate, or also has a function with a longer time; None: until its memory is needed, or as the node's policy decides.
+    """The most seconds that a worker of the function stays idle, unless it also has a function with a longer time, or
+    is one of several, whose number follows the rate; None: until its memory is needed, or as the node's policy decides.
     """
     threads: int = 1
     """The most cores of one worker. The number of threads that sum in parallel may change the last bits of results."""

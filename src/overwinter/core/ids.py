@@ -42,13 +42,13 @@ def function_id(name: FunctionName, version: int) -> FunctionId:
 PART_SEPARATOR = ":"
 """Separates the name of a function from that of a part of it, which the scheduler treats as a function of its own: the
 program of a function in workers (with a handler, or with `device = "any"`), which runs on the pool; or a slice of a
-program after the first. Nobody can deploy or call a function of such a name.
+program, except the first slice. Nobody can deploy or call a function of such a name.
 """
 _PARTS = re.compile(rf"{PART_SEPARATOR}(program|\d+)@")
 
 
 def program_name(name: FunctionName) -> FunctionName:
-    """The name of the program of a function that runs in workers."""
+    """The name of the program that runs on the pool for a function in workers."""
     return FunctionName(f"{name}{PART_SEPARATOR}program")
 
 
@@ -74,7 +74,7 @@ def whole_name(name: FunctionName) -> FunctionName:
 
 
 def program_id(id_: FunctionId) -> FunctionId:
-    """The id of the program of a version of a function."""
+    """The id of the program that runs on the pool for a version of a function in workers."""
     name, version = split_id(id_)
     return function_id(program_name(name), version)
 
@@ -85,7 +85,7 @@ def whole_id(id_: FunctionId) -> FunctionId:
 
 
 def described(id_: FunctionId) -> str:
-    """A function in the words of its users: which one, and which slice of its program if it is a later one."""
+    """A function or a part in words for users: the id of the function, with the number of a later slice."""
     number, whole = slice_number(id_), whole_id(id_)
     return whole if number is None else f"slice {number} of {whole}"
 

@@ -38,7 +38,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     function: Name
     version: Annotated[int, Meta(ge=1)] | None = None
-    """The version; None: the default version at the start of the stage."""
+    """The version; None: the node chooses it at the start of the stage (core/versions.py)."""
     inputs: Annotated[dict[TensorName, Source], Meta(max_length=SOURCES_MAX)] = {}
     """The source of each input of the function."""
 
@@ -82,7 +82,9 @@ class Signature(NamedTuple):
 
 
 Find = Callable[[FunctionName, int | None], HasSignature]
-"""Returns a version of a function, or with None its default version; raises NotFoundError."""
+"""Returns a version of a function, or with None its default version; raises NotFoundError, or ForbiddenError if the
+pipeline may not call the function.
+"""
 
 
 def decode_pipeline(data: Buffer) -> Pipeline:
@@ -107,7 +109,8 @@ def parse_pipeline(text: str) -> Pipeline:
 
 def check_pipeline(pipeline: Pipeline) -> None:
     """Raise CallerError unless every source names an existing input or stage, all inputs and stages are used, no output
-    is an input, no input is named twice, no stages wait for each other, and there are at most SOURCES_MAX sources.
+    is an input, no input is named twice, no stage is called INPUT, no stages wait for each other, and there are at most
+    SOURCES_MAX sources.
     """
     where = f"pipeline {pipeline.name!r}"
     _check_count(pipeline)
@@ -152,9 +155,10 @@ def needs(stage: Stage) -> set[str]:
 def signature(pipeline: Pipeline, find: Find) -> Signature:
     """The inputs and outputs of the pipeline, from its functions as `find` returns them.
 
-    A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. Raises NotFoundError for an unknown
-    function, CallerError where tensors do not fit: each source must have the datatype and the rank of its target, and
-    the same size where both are fixed. Bounded work, at most a few milliseconds.
+    A dynamic size is named `STAGE.SIZE`: equal names in one stage are equal sizes. Raises what `find` raises, and
+    CallerError for unknown or missing tensors, for too many, and where tensors do not fit: each source must have the
+    datatype and the rank of its target, and the same size where both are fixed. Bounded work, at most a few
+    milliseconds.
     """
     functions = {name: _found(pipeline, name, find) for name in pipeline.stages}
     outputs = sum(len(function.outputs) for function in functions.values())

@@ -87,7 +87,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     device_binding: DeviceBinding = "missing-bytes"
     """Which free device a request gets: the one on which its run waits least for blocks, the one that Torpor's
     algorithm 1 chooses, or (`random`) one that has all blocks, otherwise a random one. `native` binds a function to one
-    device for good, `infless` until it has been idle for its keep-alive.
+    device until it is unloaded or removed, `infless` at most until it has been idle for its keep-alive.
     """
     device_eviction: DeviceEviction = "cost-aware"
     """Which function is evicted from a device that is full."""

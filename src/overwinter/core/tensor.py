@@ -31,9 +31,10 @@ ELEMENTS_MAX = 65_536
 ELEMENTS_OF_STEP = 1024
 """The elements of a BYTES tensor that one step of a check reads: about 0.2 ms."""
 ANSWER_BYTES_MAX = 64 << 20
-"""The most bytes of all that a function returns for one request."""
+"""The most bytes that a function returns for one request, in all outputs together."""
 
-PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+# A `$` instead of \Z would accept a trailing newline.
+PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 """Names contain no control characters, which could control a terminal."""
 
 TensorName = Annotated[str, Meta(max_length=TENSOR_NAME_MAX, pattern=PRINTABLE)]
@@ -123,8 +124,8 @@ def _check_end(view: memoryview, count: int, at: int, found: int) -> None:
 
 
 def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
-    """Raise CallerError unless the datatype is known and the bytes fill the shape exactly; a BYTES tensor may have
-    `elements_max` elements.
+    """Raise CallerError unless the datatype is known, the shape is valid and the bytes fill it exactly; a BYTES tensor
+    may have `elements_max` elements.
     """
     for _ in check_steps(tensor, elements_max):
         pass

@@ -1,9 +1,9 @@
 """Chooses the version that answers a request without a version.
 
 By default this is the newest version. A promotion gives one version all such requests, and a split gives several
-versions a share each; new versions then get none until they are promoted. Under a split, smooth weighted round robin
-chooses the version from the previous choices. Because nothing is random, a journal can be replayed, and any hundred
-consecutive requests are divided exactly.
+versions a share each; new versions then get none until they are promoted or get a share. Under a split, smooth weighted
+round robin chooses the version from the previous choices. Because nothing is random, a journal can be replayed, and any
+hundred consecutive requests are divided exactly.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def check_shares(shares: Shares) -> None:
 
 
 def default_of(versions: Sequence[int], shares: Shares) -> int:
-    """Return the version with the largest share, the newest among equals; `versions` is ascending."""
+    """Return the version with the largest share, the newest among equals or without shares; `versions` is ascending."""
     return max(shares, key=lambda each: (each.percent, each.version)).version if shares else versions[-1]
 
 

@@ -12,14 +12,14 @@ from overwinter.scheduler.operation import Operation, hangs_s
 
 
 def begin(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
-    """A request of this run was accepted: the run does not count as hung until the answer."""
+    """A call that this run made was accepted as a request: the run does not count as hung until the answer."""
     run = run_of(cycle, caller)
     if run is not None:
         run.hangs_at, run.called_pool = inf, run.function.spec.settings.device == "any"
 
 
 def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
-    """A request of this run was answered, refused or cancelled: the run can count as hung again."""
+    """A call that this run made was answered, refused or cancelled: the run can count as hung again."""
     run = run_of(cycle, caller)
     if run is not None:
         run.hangs_at = max(run.began + hangs_s(run.parts, run.overdue_s), cycle.now + cycle.config.stop_timeout_s)

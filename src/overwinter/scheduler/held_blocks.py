@@ -1,8 +1,8 @@
 """The blocks that a host store or a device holds or is loading, and for which functions.
 
-A change takes time in proportion to the blocks of one function, and a question about a function or a block takes
-constant time, however many functions share the blocks. For this, functions have numbers, and each block the sum of the
-numbers of its holders: while it has one holder, the sum is that holder's number.
+A change takes time in proportion to the blocks of one function, and `exclusive` and `sole_holder` take constant time,
+however many functions share the blocks. For this, functions have numbers, and each block the sum of the numbers of its
+holders: while it has one holder, the sum is that holder's number.
 """
 
 from collections import Counter

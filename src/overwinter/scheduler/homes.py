@@ -21,7 +21,7 @@ from overwinter.scheduler.swaps import owner_of
 
 
 def may_have_device(cycle: Cycle, function: Function) -> bool:
-    """Whether a device may serve the function: any, or the one to which it is bound."""
+    """Whether a device may serve the function: it is bound to one, or functions are not bound to devices."""
     return pool_record(function).home is not None or not are_used(cycle)
 
 

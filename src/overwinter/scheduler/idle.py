@@ -1,7 +1,7 @@
 """Orders idle workers and functions for eviction (policies/worker_eviction.py).
 
 An idle worker, and an idle function that is bound in a worker with others, are entries of a cache: they stay until
-others need their memory or worker capacity, or a keep-alive ends (retention.py).
+others need their memory or worker capacity, a keep-alive ends (retention.py), or a scaler releases the worker.
 """
 
 from collections.abc import Iterable, Iterator
@@ -59,7 +59,7 @@ def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def excess(worker: Worker) -> int:
-    """The measured memory of a worker beyond that of one function; further bound functions are part of it."""
+    """The measured memory of a worker beyond that of one function, with the memory of further bound functions."""
     return max(0, worker.measured_bytes - worker.point.memory_bytes)
 
 
@@ -75,8 +75,8 @@ def unused_bindings(cycle: Cycle) -> list[UnusedBinding]:
 
 
 def _unused_in(cycle: Cycle, worker: Worker) -> Iterator[UnusedBinding]:
-    """Yield the functions of a worker that are unused for UNUSED_S and whose unbinding frees memory: its part of the
-    worker's excess memory, and the blocks that only it holds, if it is bound in no other worker and not pinned.
+    """Yield each function of a worker that is unused for UNUSED_S and whose unbinding frees memory: the function's part
+    of the worker's excess memory, and the blocks that only it holds, if it is bound in no other worker and not pinned.
     """
     if not worker.is_serving or len(worker.bound) < 2:
         return

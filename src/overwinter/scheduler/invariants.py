@@ -77,7 +77,7 @@ def _check_workers(cycle: Cycle) -> None:
         assert worker.stopping or worker.runs or not worker.is_orphaned, f"worker {worker.id} is of no use"
         runs = Counter(each.spec.id for run in worker.runs.values() for each in run.functions)
         assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, (
-            "a function runs that is not bound"
+            "the runs of a function are counted wrongly"
         )
         assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds a function that is not recorded"
         keep_alive_s = keepalive.longest_s(worker, cycle.policy)
@@ -330,7 +330,7 @@ def _holds_cores(cycle: Cycle, run: int) -> bool:
 
 def _check_capacity(cycle: Cycle) -> None:
     """The first in the queue waits because there is no worker capacity or no core. Without capacity, enough workers end
-    already, or no worker and no process forked ahead could be stopped for it.
+    already, or no process forked ahead could be stopped for it, and no worker either, unless its want has changed.
     """
     function = order.first_for_capacity(cycle)
     if function is None:

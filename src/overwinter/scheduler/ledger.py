@@ -3,10 +3,10 @@
 A **resource** is anything scarce: workers, private memory, cores, bytes of the host stores. A **claim** is what one
 owner (a worker, a run, a host store, a request) takes of the resources, from its start to its end. The **ledger** is
 the table of all claims, by owner. The amount taken of a resource is the sum of the claims on it, and a tenant's share
-is the sum of its own claims. Both sums are updated when claims change, so that no query iterates over all claims.
+is the sum of its own claims. Both sums are updated when claims change, so that reading one takes constant time.
 
 The ledger records and does not decide: the caller has checked `fits` before it takes, or has a reason not to. More than
-the capacity may be taken when a capacity shrinks, or when a claim turns out larger than expected.
+the capacity may also be taken when a capacity shrinks, or when a claim turns out larger than expected.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -87,7 +87,7 @@ class Entry(msgspec.Struct, eq=False):
     """The tenant whose share the claim counts for; None: no tenant."""
     claim: Claim
     draining: bool = False
-    """Whether the claim will be released soon, because its owner is being stopped."""
+    """Whether the claim will be released soon, because its owner stops or drains with a time limit."""
 
 
 class Ledger:

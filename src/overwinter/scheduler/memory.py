@@ -5,7 +5,8 @@ assigned by needs, so when the limit is exceeded, some worker takes more than it
 stopped first: those of tenants with a worker that exceeds its need, and any that has been idle for KEPT_FOR_TENANT_S.
 Then only workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Memory
 beyond the needs is free until a function of another tenant needs it. Then a worker that takes far more than its need
-is killed at once, if it is ending anyway or the tenants' shares allow it, and no idle worker can be stopped instead.
+is killed at once, if it is ending anyway or the tenants' shares allow it, and neither an idle worker nor a process
+forked ahead can be stopped instead.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
 somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant with the largest sum
@@ -38,7 +39,9 @@ MEMBER_BYTES = 1 << 20
 
 
 def measured(cycle: Cycle, event: MemoryMeasured) -> None:
-    """Record the memory of workers, and stop some if the sum exceeds the limit."""
+    """Record the memory of workers, unbind functions in those far beyond their need, and stop workers if the sum
+    exceeds the limit.
+    """
     workers, memory = cycle.state.workers, cycle.resources.memory
     for id_, taken in event.taken:
         if id_ in workers:
@@ -104,8 +107,9 @@ def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | 
 
 
 def stop_excessive(cycle: Cycle, function: Function) -> bool:
-    """Stop a worker if one takes far more than its need, and a function in the queue for capacity lacks memory for that
-    reason: an idle one that may be stopped, or else that one. Return whether one was stopped.
+    """If a function in the queue for capacity lacks memory because a worker takes far more than its need, stop an idle
+    worker that may be stopped, otherwise that one. Return whether one was stopped: not while a process forked ahead can
+    be stopped instead.
     """
     wanted = claim_of_queued(cycle, function)
     if ahead.victim(cycle, function, wanted) is not None:

@@ -69,7 +69,7 @@ class Operation(msgspec.Struct, eq=False):
 
 def hangs_s(parts: tuple[Part, ...], overdue_s: float) -> float:
     """Return how long a run may last. A shared run may last half of the shortest timeout, so that each function can
-    then be tried separately, or longer if it is not overdue by then.
+    then be tried separately, or until it is overdue if that is later, but at most the longest timeout.
     """
     if len(parts) == 1:
         return parts[0].function.spec.settings.timeout_s

@@ -264,7 +264,7 @@ def end_overdue(cycle: Cycle) -> None:
 
 
 def watch_overdue(cycle: Cycle) -> None:
-    """Set a timer for the next overdue operation: a core is free then at the latest."""
+    """Set a timer for the next overdue operation: its cores are released then at the latest."""
     at = min((operation.overdue_at for operation in cycle.state.holding_cores.values()), default=inf)
     if at < inf:
         cycle.timers.arm("cores", at)
@@ -273,9 +273,9 @@ def watch_overdue(cycle: Cycle) -> None:
 def hold_cores(
     cycle: Cycle, function: Function, owner: OperationOwner, operation: Operation, cores: int, serves: bool = True
 ) -> None:
-    """Claim cores for an operation. If operations wait for cores, it also holds them, unless it runs user code, which
-    may wait for something other than a core. `serves`: whether it serves a request. A trial or a load does not wait for
-    a core, so it does not hold any either.
+    """Claim cores for an operation. Where operations wait for cores (`orders_cores`), it also holds them, unless its
+    function has a handler: user code may wait for something other than a core. `serves`: whether it serves a request. A
+    trial or a load does not wait for a core, so it does not hold any either.
     """
     holds = cycle.orders_cores and serves and not function.spec.has_handler
     cycle.ledger.take(owner, None, cycle.resources.of_cores(cores, holds))

@@ -14,7 +14,8 @@ A function has one want at a time, and waits in the queue of the one resource th
   smallest share is first, and tenants with their maximum of workers are last; of its functions those without a worker,
   then the others, the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
-* Devices: as the queueing policy decides (device_order.py).
+* Devices: by the device time of the tenants; for the functions of each, as the queueing policy decides
+  (device_order.py).
 """
 
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ def leave(cycle: Cycle, function: Function) -> None:
 
 
 def waits_for_cores(cycle: Cycle, function: Function) -> bool:
-    """Whether the function's next operation needs a core.
+    """Whether the function's next operation has to wait for a core.
 
     User code may wait for something other than a core, and a trial or a load serves no request.
     """
@@ -106,8 +107,8 @@ def waits_for_cores(cycle: Cycle, function: Function) -> bool:
 
 
 def arrange(cycle: Cycle, function: Function, late_first: bool = False) -> None:
-    """If the first request cannot be in time, move those that can to the front. With `late_first`, move those that
-    cannot to the front in any case.
+    """If the first request is late, move those that can be in time to the front. With `late_first`, move the late ones
+    to the front in any case.
     """
     if function.spec.settings.slo_ms is None or len(function.queue) < 2:
         return
@@ -264,7 +265,7 @@ def share(cycle: Cycle, tenant: TenantId, workers: int = 0, nbytes: int = 0) -> 
     """Return a tenant's dominant share, which is the largest of its shares of the workers, their memory and their
     concurrent runs, as if it had `workers` more of them and `nbytes` more of their memory.
 
-    Draining workers do not count.
+    Workers that stop or drain with a time limit do not count.
     """
     resources, config = cycle.resources, cycle.config
     part = (resources.workers.staying(tenant) + workers) / cycle.workers_max

@@ -2,9 +2,9 @@
 
 Policies that are called through `call_policy` change no table except the latency model, the trunk (trunks.py), and
 whether the SLO is infeasible. If one of them raises, `call_policy` returns the given default and records the function.
-The tables are consistent at that moment. At the end of the step (after a failure in work ahead of requests, of the next
-step) the function is unloaded, as its owner could do, with the error as the reason; a version on trial is removed. Any
-other failure ends the node, also that of a policy that is called directly.
+The tables are consistent at that moment. At the end of the step, or of the next one after a failure in the work that is
+done before requests need it, the function is unloaded, as its owner could do, with the error as the reason; a version
+on trial is removed. Any other failure ends the node, also that of a policy that is called directly.
 """
 
 from collections.abc import Callable, Sequence

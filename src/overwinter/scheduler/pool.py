@@ -124,11 +124,13 @@ class Device(msgspec.Struct, eq=False):
     swaps_heavy: bool = False
     """Whether the execution waits for it."""
     next_owner: DeviceOwner | None = None
-    """For whom the executor is being stopped."""
+    """For whom the executor was stopped, until the next one starts."""
     lost_by: DeviceOwner | None = None
     """Whose executor failed there, if none has started since."""
     failures: int = 0
-    """The consecutive failures of its executors; the backoff grows with them."""
+    """The consecutive failures of its executors; several in runs of one function count once, and so do those of one
+    tenant if others use the pool too. The backoff grows with them.
+    """
     backoff_until: Seconds = Seconds(0.0)
     fault: str = ""
     """The last failure; empty after a success."""
@@ -213,7 +215,7 @@ class LastBinding(msgspec.Struct, frozen=True):
     """The expected time for which the execution waits for blocks."""
     peer: DeviceId | None
     free: Sequence[tuple[DeviceId, int, float]]
-    """The free devices, with the missing bytes and that time for each."""
+    """The free devices that were compared, with the missing bytes and that time for each."""
     evicted: Sequence[FunctionId]
 
     def text(self, own: Collection[FunctionId]) -> str:
@@ -234,7 +236,7 @@ class LastBinding(msgspec.Struct, frozen=True):
 
 
 class RunTimes(msgspec.Struct):
-    """The measured times of a function's runs on devices, by the number of requests."""
+    """The measured times of a function's runs on devices, without shared ones, by the number of requests."""
 
     _resident: dict[int, float] = msgspec.field(default_factory=dict)
     """The smoothed seconds of runs whose blocks were all on the device."""
@@ -253,7 +255,7 @@ class RunTimes(msgspec.Struct):
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a run."""
+        """Whether there was such a run."""
         return bool(self._resident or self._swapped)
 
     def measured_s(self, count: int) -> float | None:
@@ -336,13 +338,17 @@ class Pool(msgspec.Struct):
     with_answers: "dict[FunctionId, Function]" = msgspec.field(default_factory=dict)
     """The functions with answers within the window (policies/device_queueing.py)."""
     rate_changed: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The functions whose expected rate has changed since it was compared with what their devices can do."""
+    """The functions that had an arrival, a new forecast or a further device since their rate was compared with what
+    their devices can do.
+    """
     departures: int = 0
     """How many functions have left the device to which they were bound, or were unloaded or removed."""
     required: dict[FunctionId, float] = msgspec.field(default_factory=dict)
     """The required requests (RRC, policies/device_queueing.py) of each function in `with_answers` that needs some."""
     alpha: float = 1.0
-    """Functions have high priority, those with the smallest RRC first, up to this part of the sum of all RRCs."""
+    """Functions have high priority, those with the smallest RRC first, up to this part of the sum of the positive
+    RRCs.
+    """
     ratio: float | None = None
     """The share of the functions in `with_answers` that complied with their SLO at the end of the last period."""
     boundary: Boundary = EVERYONE
@@ -364,7 +370,7 @@ class Pool(msgspec.Struct):
             del self.last_used[function.spec.tenant]
 
     def runs_of(self, function: "Function") -> Iterator[Operation]:
-        """The runs of a function in progress on devices."""
+        """A function's runs that are in progress on devices."""
         if function.pool is not None and function.pool.running:
             for device in self.devices.values():
                 if device.operation is not None and function in device.operation.functions:

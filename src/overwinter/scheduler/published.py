@@ -53,8 +53,8 @@ class ProfiledMemory(NamedTuple):
     function: FunctionId
     """The function for which it was forked."""
     profiled_bytes: int | None
-    """The memory in the profile of that function; None: the function was removed, or its profile lacks the
-    configuration of the worker.
+    """The memory in the profile of that function; None: the function was removed, its profile lacks the configuration
+    of the worker, or that was measured again after the worker's start.
     """
 
 

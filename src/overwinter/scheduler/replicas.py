@@ -2,7 +2,7 @@
 
 Where requests would too often find all devices of a function busy, and bringing its blocks on demand takes too long
 for its SLO (policies/device_ahead.py), the blocks are brought to an idle device, as a run without requests.
-There they replace only functions that are not in use and have a lower value, by the eviction policy.
+There they replace only functions that were unused there for a period and have a lower value, by the eviction policy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
 
 CHECKED_MAX = 8
-"""The most functions of a step whose rates have changed: each is compared with its whole family."""
+"""The most functions of `rate_changed` that one step looks at: each is compared with its whole family."""
 
 
 def watch(cycle: Cycle, function: Function) -> None:
-    """The expected rate of a function has changed."""
+    """Have the rate of a function compared again with what its devices can do."""
     if cycle.policy.device_ahead == "replicas" and function.pool is not None and not homes.are_used(cycle):
         cycle.state.pool.rate_changed.setdefault(function.spec.id)
 
@@ -37,7 +37,7 @@ def forecast(cycle: Cycle, id_: FunctionId, rate: float) -> None:
 
 
 def check(cycle: Cycle) -> None:
-    """Bring functions to idle devices, while no function waits for one. A step looks at CHECKED_MAX functions."""
+    """Bring functions to idle devices, while no function waits for one. A step looks at CHECKED_MAX at most."""
     pool = cycle.state.pool
     if pool.waiting:
         return

@@ -4,7 +4,7 @@ Functions of a family that allow batches run together as far as their weights ar
 retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
 leads it. Requests of other functions join it, the first by `_rank`, up to the batch size of the worker. These functions
 have the same trunk as the leading one: at least half of the bytes of their blocks are in common with one member of the
-family. A function in whose run or bind a worker died lately shares no runs.
+family. A function for which `is_suspect` holds shares no runs.
 
 Where shared runs took no less time than separate ones, requests join only now and then (sharing_costs.py). The latency
 of a shared run is computed from the profile of one function's runs and the part of them that is not shared
@@ -249,7 +249,9 @@ def _waiting(function: Function) -> Iterable[Function]:
 
 
 def candidates(cycle: Cycle, function: Function) -> Iterable[Function]:
-    """The functions with waiting requests that may share a run with the function; an empty tuple if none waits."""
+    """The functions with waiting requests that may share a run with the function; an empty tuple if none waits, or the
+    function may share none now.
+    """
     waiting = _waiting(function)
     if not waiting or not cycle.policy.joins or is_suspect(function):
         return ()

@@ -103,7 +103,7 @@ def report_slo_infeasible(cycle: Cycle, function: Function, slo_infeasible: bool
 
 
 def points_to_start(cycle: Cycle, function: Function) -> list[Point]:
-    """Return the configurations of the workers to start for waiting requests, at least one."""
+    """Return the configurations of the workers to start for waiting requests, a trial or a load, at least one."""
     default = (function.latency.default_point.configuration,)
     configurations = call_policy(cycle.state, function, default, _configurations_to_start, cycle, function)
     return [function.latency.point(configuration) for configuration in configurations]
@@ -111,7 +111,8 @@ def points_to_start(cycle: Cycle, function: Function) -> list[Point]:
 
 def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Configuration]:
     """Return the scaler's answer for the expected rate, or for the current one if that is higher; if the function has a
-    usable worker, with the rate of the backlog added.
+    usable worker, with the rate of the backlog added. Where the scaler need not be asked, or starts nothing: the
+    default configuration, or the one for a low rate.
     """
     latency = function.latency
     fallback = (latency.default_point.configuration,)

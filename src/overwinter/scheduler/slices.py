@@ -2,8 +2,8 @@
 
 A request needs the slices of its program one after the other. So while it is in one, the blocks of the later ones are
 loaded into the host store, if there is space for which nobody waits, and are brought to idle devices, while no function
-waits for a device; for a slice without such a device, an executor is started on an empty one. Then the slices of a
-program that no device holds come over the links of several devices at once.
+waits for a device; for a slice without such a device, an executor is started on an empty one. Then slices that are
+on no device come over the links of several devices at once.
 
 A slice waits for a busy device that has it, if that is free sooner than the slice could be brought to another one.
 Otherwise requests that arrive one soon after the other would bring slices that a device has, and evict others for them.
@@ -90,7 +90,9 @@ def _is_free_sooner(cycle: Cycle, function: Function, devices: Sequence[Device])
 
 
 def _busy_with(cycle: Cycle, function: Function) -> list[Operation]:
-    """The runs in progress, unless they are overdue, on the devices of the function's owner that have its blocks."""
+    """The runs in progress, unless they are overdue, on the devices of the function's owner that have all blocks of the
+    function; none if it is no slice.
+    """
     if slice_number(function.spec.id) is None and function.spec.following is None:
         return []
     owner, pooled = owner_of(cycle, function), pool_record(function)

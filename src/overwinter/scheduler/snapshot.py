@@ -104,7 +104,7 @@ class DeviceSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: int
     running: FunctionId | None
     failures: int
-    """The consecutive failures of its executors."""
+    """The consecutive failures of its executors that count (`Device.failures`)."""
     backoff_s: float
     """The remaining backoff after a failure, in seconds."""
     fault: str

@@ -36,7 +36,7 @@ def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
 
 
 def fitting(cycle: Cycle, function: Function) -> Iterator[Device]:
-    """Return the devices with enough memory for the function on which its blocks can probably be placed."""
+    """Return the devices that have enough memory for the function, and on which its blocks can probably be placed."""
     unplaced, devices = pool_record(function).unplaced, large_enough(cycle, function)
     return (each for each in devices if not unplaced.get(each.config.name)) if unplaced else devices
 
@@ -149,8 +149,8 @@ def swap_times(
 
 
 def less_valuable(cycle: Cycle, function: Function, device: Device) -> dict[Function, int]:
-    """Return the functions that were not used for `policy.period_s`, and are less valuable on a device than this one
-    would be there, the first to evict first; with the bytes that the eviction of each frees.
+    """Return the functions that were not used on a device for `policy.period_s`, and are less valuable there than this
+    one would be, the first to evict first; with the bytes that the eviction of each frees.
     """
     rule, missing = device_eviction.RULES[cycle.policy.device_eviction], device.missing_bytes(pool_record(function))
     alone = _candidate(cycle, device, Resident(function, {}, cycle.now), 0)
@@ -203,7 +203,7 @@ def later_slices(state: State, function: Function) -> Iterator[Function]:
 
 
 def _freed_bytes(function: Function, device: Device) -> Callable[[FunctionId], int]:
-    """Return a function that tells how many bytes the eviction of a resident would free. Blocks that the new function
+    """Return a Python function that tells how many bytes the eviction of a resident would free. Blocks that `function`
     needs too do not count: they would have to be brought again at once.
     """
     needed: Counter[FunctionId | None] = Counter()

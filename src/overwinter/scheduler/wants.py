@@ -184,8 +184,8 @@ def _will_serve_family(worker: Worker) -> bool:
 
 
 def _is_unavailable(cycle: Cycle, worker: Worker) -> bool:
-    """Whether a worker will not become available soon: it drains without a time limit, and its runs may take
-    long, as those of a demoted worker, which gets only idle cores; or `is_stuck` holds.
+    """Whether a worker will not become available soon: `is_stuck` holds, or it drains without a time limit. Then its
+    runs may take long, as those of a demoted worker, which gets only idle cores.
     """
     drains_without_limit = worker.drain is not None and worker.drain.until is None
     return drains_without_limit or shared_runs.is_stuck(cycle, worker)

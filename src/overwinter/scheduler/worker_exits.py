@@ -1,8 +1,9 @@
 """Handles the death of a worker: for its requests, and for its functions.
 
-Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. The functions whose runs or
-binds were in progress back off for a while, because one of them may be at fault; if none was in progress, all functions
-in the worker do. A function whose workers die or hang twice within some runs gets a separate family from then on.
+Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. Unless the worker was asked
+to stop, or blocks were missing for the first time, the functions whose runs or binds were in progress back off for a
+while, because one of them may be at fault; if none was in progress, all functions in the worker do. A function whose
+workers die or hang twice within some runs gets a separate family from then on.
 """
 
 from overwinter.core.events import WorkerExited
@@ -70,8 +71,8 @@ def _lose_worker(
 
 
 def record_death(cycle: Cycle, function: Function) -> None:
-    """Record that a worker died or hung in a run or a bind of the function; the second time it gets a separate
-    family.
+    """Record that a worker died or hung in a run or a bind of the function; the second time the function gets a
+    separate family.
     """
     again, function.runs_at_death = is_suspect(function), function.runs
     if not again or function.removed or len(function.family.members) == 1:

@@ -1,8 +1,8 @@
 """The catalog of deployed functions and pipelines, and the identity of the node.
 
-It is one SQLite file beside the blocks. A version number is assigned in the transaction that adds the function and is
-never reused by the same tenant for that name, so its `name@3` always means the same version, even after its removal.
-Functions and pipelines share one namespace; only the newest version of a pipeline is kept.
+It is one SQLite file beside the blocks. A version number is assigned in the transaction that adds the function. Except
+in the case below, the same tenant never reuses it for that name, so its `name@3` always means the same version, even
+after its removal. Functions and pipelines share one namespace; only the newest version of a pipeline is kept.
 
 The catalog knows the last version of each name that a tenant uses, and of the tenant's NAMES_MAX latest names. Of the
 tenant's older unused names together it knows only the highest version; a name that is new to the catalog starts above
@@ -92,7 +92,8 @@ class Catalog:
         self.file.close()
 
     def add(self, name: FunctionName, tenant: TenantId, manifest: bytes, created: float, proven: bool = True) -> int:
-        """Register a new version of `name` and return its number, higher than any that the tenant's `name` ever had.
+        """Register a new version of `name` and return its number, higher than any that the tenant's `name` is known to
+        have had.
 
         Raises ConflictError if a pipeline has the name, ForbiddenError if another tenant has a version of it.
         """

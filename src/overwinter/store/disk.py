@@ -13,8 +13,8 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 DISK_PAGE_BYTES = 4096
 """A file occupies whole pages of this size on a disk, at least one."""
 OPEN_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-"""The flags for opening files of the data directory. Commands run by root may write them; following a link there would
-let the node's user redirect the write.
+"""The flags for opening files of the data directory. Commands run by root may write such files; following a link there
+would let the node's user redirect the write.
 """
 
 

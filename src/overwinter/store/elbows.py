@@ -26,7 +26,7 @@ class Elbow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: DeviceKind
     bytes_per_s: float
     latency_s: float
-    """The link as configured; that of a virtual device is a model."""
+    """The bandwidth and the latency are those configured; the link of a virtual device is a model."""
     group_bytes: int
     """The smallest transfer that comes near the best throughput."""
 

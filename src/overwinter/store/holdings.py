@@ -1,8 +1,9 @@
 """Records which tenant holds which blobs.
 
 An address gives no permission, because a tenant may know the address without knowing the content. A tenant holds a blob
-after it has sent the blob's bytes itself, as long as one of its functions needs the blob, and for a while after it last
-asked for it or sent it. Nothing here reveals to one tenant what another holds.
+after it has sent the blob's bytes itself, as long as one of its functions needs the blob, and for a while after the
+tenant last asked for it, sent it or registered a function with it. Nothing here reveals to one tenant what another
+holds.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -1,6 +1,6 @@
 """The repository of deployed functions on disk.
 
-    root/                       accessible to this user only
+    root/                       created with access for this user only
       blocks/<aa>/<address>     the blobs: sealed files, read-only; aa = the first two digits of the address
       incoming/                 drafts of blocks that are being uploaded
       damaged/                  blocks whose bytes no longer match their address, kept for inspection until a collection
@@ -12,7 +12,8 @@
 A deploy asks which blobs are missing, puts those, and registers a manifest, all for one tenant: a blob is missing until
 the tenant has put it, even if another tenant has. One file serves all tenants that hold a blob. Asking,
 putting and registering renew the tenant's holdings, and `collect` keeps what was renewed within its grace period, so a
-deploy in progress never loses a block. Threads and processes may do all of this concurrently.
+deploy in progress loses no block that it renewed within that time. Threads and processes may do all of this
+concurrently.
 """
 
 import os
@@ -172,7 +173,8 @@ class Repository:
         """Register the next version of the function; `now` in seconds since 1970. A version that is not `proven` is
         removed at the next start of a node unless `prove` was called. Raises CallerError when the manifest is invalid
         or gives a wrong size of a blob; ConflictError when a pipeline has the name, or the tenant has to send blobs, of
-        which the message names some; ForbiddenError when the name belongs to another tenant.
+        which the message names some; ForbiddenError when the name belongs to another tenant; NoSpaceError when the disk
+        is too full.
         """
         encoded = encode_manifest(manifest)
         checked = decode_manifest(encoded)
@@ -244,12 +246,16 @@ class Repository:
                 os.unlink(entry.path)
 
     def remove(self, name: FunctionName, version: int | None = None) -> tuple[int, ...]:
-        """Remove one version, or all with None, and return their numbers; raise NotFoundError."""
+        """Remove one version, or all with None, and return their numbers. Raises NotFoundError, or ConflictError when
+        the version has a share of the requests and a version remains that has passed its trial.
+        """
         with self.reserve.released():
             return self._catalog.remove(name, version)
 
     def deployment(self, name: FunctionName, version: int | None = None) -> Deployment:
-        """Return one version of a function, or the newest with None; raise NotFoundError."""
+        """Return one version of a function, or the newest with None; raise NotFoundError, or StoreError if its entry is
+        damaged.
+        """
         return _deployment(self._catalog.get(name, version))
 
     def deployments(self) -> list[Deployment]:
@@ -276,7 +282,8 @@ class Repository:
 
     def put_pipeline(self, pipeline: Pipeline, tenant: TenantId, now: float) -> StoredPipeline:
         """Register the next version of the pipeline, replacing the previous one. Raises ConflictError if a function has
-        its name, ForbiddenError if the previous version belongs to another tenant.
+        its name, ForbiddenError if the previous version belongs to another tenant, NoSpaceError if the disk is too
+        full.
         """
         encoded = msgspec.json.encode(pipeline)
         self._bounds.check_free(self.root, len(encoded))

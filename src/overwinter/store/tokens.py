@@ -39,8 +39,8 @@ TENANT_MAX = 63
 LABEL_MAX = 64
 TOKENS_MAX = 10_000
 SEPARATOR = ".."
-"""The separator between tenant and name in the node's internal function names (`api/tenancy.py`). A tenant's name
-cannot contain it.
+"""The separator between tenant and name in the node's internal function names (`api/tenancy.py`). The name of a tenant
+with tokens cannot contain it.
 """
 
 UNUSED_DIGEST = "0" * 64
@@ -113,8 +113,8 @@ class TokenFile:
         self._path = str(data / FILE)
 
     def version(self) -> FileVersion | None:
-        """Return the version of the file, or None if it does not exist. It takes one system call, because each request
-        calls it.
+        """Return the version of the file, or None if it does not exist; raise StoreError if it cannot be checked. Each
+        request calls this, so it makes only one system call.
         """
         try:
             found = os.stat(self._path)
@@ -140,8 +140,8 @@ class TokenFile:
             ) from error
 
     def create(self, tenant: str, scopes: Sequence[Scope], label: str, now: float) -> tuple[Token, str]:
-        """Create a token, and return it with its text, which is not stored. Raises CallerError for an invalid
-        tenant.
+        """Create a token, and return it with its text, which is not stored. Raises CallerError for an invalid tenant or
+        label, without a scope, and if there are too many tokens.
         """
         _check_tenant(tenant)
         if not scopes:

@@ -129,7 +129,9 @@ class Upload:
         self._draft.write(chunk)
 
     def commit(self, now: float) -> bool:
-        """Move the blob to its address; return whether it was missing. Raises CallerError if it has another address."""
+        """Move the blob to its address; return whether it was missing. Raises CallerError if it has another address, or
+        NoSpaceError.
+        """
         if self._draft.digest != self._address:
             raise CallerError(
                 f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "

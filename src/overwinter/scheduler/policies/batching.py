@@ -65,7 +65,9 @@ def at_once(count: int, workers: Sequence[Worker]) -> Send:
 
 
 def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
-    """Use small workers first, and only when waiting for one more request would be too late (AsyFunc, alg. 3)."""
+    """Send a full batch at once. Otherwise use small workers first, and only when waiting for one more request would be
+    too late (AsyFunc, alg. 3).
+    """
     ordered = sorted(workers, key=lambda worker: (worker.point.batch, worker.point.cores, worker.id))
     most = ordered[-1].point.batch
     if waiting.count >= most:

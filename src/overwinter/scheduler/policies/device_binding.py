@@ -80,7 +80,7 @@ def is_heavy(swap_s: float, run_s: float) -> bool:
 def least_wait(options: Sequence[Option], run: int) -> Choice:
     """The device and the peer with which the execution waits least for blocks. A hidden transfer is not free either, so
     among equals: the fewest bytes from the host, then the fewest bytes in all, then the switch through which the host
-    transfers least now, then the device that was idle longest.
+    transfers least now, then the first of the options.
     """
     ways = [
         (swap_wait_s, host_bytes, each.missing_bytes, _beside(each, host_bytes), number, peer)

@@ -17,7 +17,7 @@ from overwinter.core.policies import DeviceOrder
 PERCENTILE = 0.98
 """The part of the requests that must be in time."""
 WINDOW_S = 60.0
-"""How long an answer counts."""
+"""How long an answer counts, at most."""
 BUCKET_S = 5.0
 """The length of a bucket: the answers in it are counted and forgotten together."""
 PERIOD_S = 10.0
@@ -54,7 +54,7 @@ class Outcomes(msgspec.Struct):
         self.forget(now)
 
     def forget(self, now: float) -> None:
-        """Remove the answers that are older than the window."""
+        """Remove the buckets that began before the window."""
         oldest = int((now - WINDOW_S) // BUCKET_S)
         while self._buckets and self._buckets[0][0] <= oldest:
             _, count, in_time = self._buckets.popleft()
@@ -73,7 +73,7 @@ class Outcomes(msgspec.Struct):
 
 
 Boundary = tuple[float, FunctionId]
-"""The RRC and the name of the last function with high priority."""
+"""The RRC and the id of the last function with high priority."""
 
 
 def boundary(required: Iterable[Boundary], alpha: float) -> Boundary:
@@ -118,7 +118,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
 Rank = tuple[int, int, float, float, FunctionId]
 Rule = Callable[[Waiting, Boundary], Rank]
-"""The order of functions: the lowest rank gets the next device."""
+"""The order of functions, in each rule first by the level: the lowest rank gets the next device."""
 
 
 def required_requests(waiting: Waiting, last: Boundary) -> Rank:

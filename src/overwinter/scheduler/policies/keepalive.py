@@ -13,7 +13,7 @@ GAPS_LEAST = 8
 
 
 def by_history(worker: Worker, function: Function, policy: Policy) -> float:
-    """Return when an idle worker is stopped, by the history of its function.
+    """Return when the keep-alive of a function in an idle worker ends, by the history of the function.
 
     The keep-alive begins when the worker became idle, or with a later use of the function elsewhere, so that all its
     idle workers are stopped at about the same time. It is at least one period, unless the longest allowed time is
@@ -39,7 +39,9 @@ def longest_s(worker: Worker, policy: Policy) -> float:
 
 
 def from_history(gaps: Sequence[float], at_most_s: float) -> float:
-    """Return 1.1 times the 99th percentile of the gaps between uses (INFless), but at most `at_most_s`."""
+    """Return 1.1 times the 99th percentile of the gaps between uses (INFless), but at most `at_most_s`; with fewer gaps
+    than GAPS_LEAST, `at_most_s`.
+    """
     if len(gaps) < GAPS_LEAST:
         return at_most_s
     return min(at_most_s, 1.1 * sorted(gaps)[int(0.99 * (len(gaps) - 1))])

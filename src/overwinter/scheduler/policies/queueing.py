@@ -65,8 +65,8 @@ def remove_all(queue: deque[RequestId], ids: Collection[RequestId]) -> None:
 
 
 def order_late(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
-    """Of the requests with the level of the first, move late ones (due before `before`) behind the others, or before
-    them.
+    """Of the requests with the level of the first, move late ones (due before `before`) behind the others, or with
+    `late_first` to the front.
 
     AsyFunc refuses them (alg. 3, lines 16-18); here they are answered, most of them when they delay no others.
     """
@@ -105,6 +105,6 @@ def retry_after_s(function: Function, least_s: float) -> float:
 
 
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
-    """Put the requests of a run without answers back at the front of their level, in their old order."""
+    """Put the unanswered requests of a run back at the front of their level, in their old order."""
     for id_ in reversed(ids):
         queue.insert(bisect_left(queue, requests[id_].level, key=lambda each: requests[each].level), id_)

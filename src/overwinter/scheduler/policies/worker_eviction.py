@@ -35,7 +35,7 @@ Rule = Callable[[Idle], float]
 
 def cost_aware(idle: Idle) -> float:
     """GreedyDual-Size-Frequency, as FaasCache uses it for containers: the cost of starting again, times the frequency
-    of use, per byte freed. The clock rises with each eviction, so unused workers fall behind.
+    of use, per byte freed. The clock rises with evictions, so unused workers fall behind.
     """
     return idle.clock + idle.uses * idle.cost_s / max(idle.nbytes, 1)
 

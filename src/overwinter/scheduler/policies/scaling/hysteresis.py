@@ -1,7 +1,8 @@
 """Decides when a function gets or loses workers, for all scaling algorithms.
 
-This is AsyFunc 4.1, the same for all algorithms, so that they differ only in their choice of configurations. R is the
-expected request rate, and R_max the sum over the workers of the rate that each can serve within the SLO:
+This is AsyFunc 4.1, the same for all algorithms, so that they differ only in which configurations they choose and which
+workers they release or replace. R is the expected request rate, and R_max the sum over the workers of the rate that
+each can serve within the SLO:
 
     R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
     R < beta·R_max       workers are released, one after another, while R < beta·R_max also holds without the next one
@@ -34,7 +35,9 @@ def nothing(given: ScalingInput) -> Scaled:
 
 
 class Algorithm(msgspec.Struct, frozen=True):
-    """One algorithm. `choose` and `order` get an input with only the configurations that the algorithm may choose."""
+    """One algorithm. `choose`, `order` and `replace` get an input with only the configurations that the algorithm may
+    choose.
+    """
 
     in_time: Callable[[Point, float], bool]
     """Whether a configuration meets an SLO in seconds."""
@@ -84,8 +87,8 @@ def configurations(points: Points) -> tuple[Configuration, ...]:
 def scale(algorithm: Algorithm, given: ScalingInput) -> Scaled:
     """Return the changes by one algorithm.
 
-    If no configuration that it can use meets the SLO, the fastest is used as if there were no SLO, and the result is
-    marked `slo_infeasible`. Tetris's algorithm does not end in this case.
+    If no configuration that it can use meets the SLO, the fastest of all is used as if there were no SLO, and the
+    result is marked `slo_infeasible`. Tetris's algorithm does not end in this case.
     """
     if not given.workers and expected(given) == 0:
         return Scaled()

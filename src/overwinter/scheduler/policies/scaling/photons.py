@@ -16,7 +16,7 @@ def photons(given: ScalingInput) -> Scaled:
 
 
 def _equal_cores_per_run(points: Points) -> Points:
-    """Return one configuration for each concurrency."""
+    """Return configurations without batches with equally many cores for each run, at most one for each concurrency."""
     own = [point for point in points if point.batch == 1 and point.cores >= point.concurrency]
     if not own:
         return ()

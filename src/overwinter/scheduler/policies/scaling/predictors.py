@@ -13,7 +13,7 @@ from types import MappingProxyType
 Predictor = Callable[[Sequence[float]], float]
 
 LATEST_WEIGHT = 0.5
-"""The weight of the latest rate in the mean; each earlier rate has half of the remaining weight."""
+"""The weight of the latest rate in the mean; each earlier rate has half of the remaining weight, the oldest all."""
 
 
 def last_value(rates: Sequence[float]) -> float:

@@ -27,11 +27,13 @@ class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     """The expected rate."""
     slo_s: float | None
     points: tuple[Point, ...]
-    """The configurations that the functions' settings allow."""
+    """The measured configurations that settings, policy and memory allow."""
     workers: tuple[CurrentWorker, ...] = ()
     free_cores: float
     free_workers: int
-    """The further workers up to the maximum of the functions' settings, or of the node if it had no other families."""
+    """The further workers up to the maximum of the functions' settings, or of the node if that is smaller. Workers of
+    other families do not count.
+    """
     free_bytes: float
     """The memory for further workers; infinite without a limit."""
     weight_bytes: int

@@ -1,8 +1,7 @@
 """A choice of configurations, its bounds, and the greedy selection from an ordered list.
 
 This is common to all scaling algorithms. A rate here is a capacity that is still needed, in requests per second. The
-loops end for any input: an infinite rate takes what the bounds allow, and no choice is larger than a function's maximum
-of workers.
+loops end for any input: an infinite rate takes what the bounds allow, and no choice has more than `Limits.workers`.
 """
 
 import math
@@ -63,7 +62,9 @@ def limits_of(given: ScalingInput) -> Limits:
 
 
 def usable(point: Point) -> bool:
-    """Whether the point is a valid measurement: its latency is positive and finite."""
+    """Whether the point is a valid measurement: its latency is positive and finite, and its throughput is below
+    MOST_THROUGHPUT.
+    """
     return 0 < point.latency_s < math.inf and point.throughput < MOST_THROUGHPUT
 
 
