@@ -118,6 +118,7 @@ def test_a_share_of_a_trace_is_drawn(tmp_path):
         (b"no,columns\n1,2\n", "TIMESTAMP"),
         (b"TIMESTAMP\nyesterday\n", "date"),
         (b"TIMESTAMP\n", "no arrival"),
+        (b"A,TIMESTAMP\n1\n", "date"),
         (b"TIMESTAMP\n\xff\n", "utf-8"),
     ],
 )
@@ -135,6 +136,7 @@ def test_files_that_are_no_trace_are_named(tmp_path, content, said):
         (lambda path: npy(path, [[1, 2]], kind="<f8"), "64-bit integers"),
         (lambda path: npy(path, [[1, -2]]), "negative"),
         (lambda path: npy(path, [[0, 0]]), "no request"),
+        (lambda path: npy(path, [[]]), "64-bit integers"),
         (lambda path: path.write_bytes(npy(path, [[1, 2]]).read_bytes()[:-1]), "64-bit integers"),
     ],
 )

@@ -38,7 +38,7 @@ Ts = TypeVarTuple("Ts")
 
 USAGE_FILE = "usage.sqlite"
 FLUSH_S = 60.0
-"""The time between two writes of usage. A crash loses the usage since the last write."""
+"""The time between two writes of usage. A crash loses the usage since the last successful write."""
 
 
 class _Disk:

@@ -33,7 +33,7 @@ class Measurement(NamedTuple):
     point: Point
     pid: int
     wake_s: float | None
-    """The time from the fork of its worker until it was ready; None: requests disturbed that."""
+    """The time from the fork of its worker until it was ready; None: the start was disturbed."""
 
 
 class Layers(NamedTuple):

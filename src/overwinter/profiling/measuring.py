@@ -29,7 +29,7 @@ from overwinter.worker.sandbox import uid_of
 
 POLL_S = 0.02
 GRACE_S = 0.25
-"""How long a run may continue after a request has arrived."""
+"""How long a run may continue after it was disturbed."""
 START_S = 120.0
 """How long a worker may take to become ready."""
 GONE_S = 5.0
@@ -40,7 +40,7 @@ NO_REQUEST = RequestId(0)
 
 
 class DisturbedError(Exception):
-    """A request arrived during a measurement that would have taken too long to end."""
+    """A request arrived, or an operation began, during a measurement that would have taken too long to end."""
 
 
 def least_rows(program: Program) -> int:
@@ -57,7 +57,7 @@ def batch_limit(program: Program) -> int:
 
 
 class MeasuredWorker:
-    """A worker that is measured. It receives the worker's events in place of the node's `Runs`."""
+    """A worker that is measured. This class receives the worker's messages in place of the node's `Runs`."""
 
     def __init__(
         self,
@@ -91,8 +91,8 @@ class MeasuredWorker:
         return None if process is None else process.pid
 
     async def start(self, fds: Sequence[int]) -> float:
-        """Fork the worker, and send it the descriptors of the program and the blocks, which are closed. Returns the
-        seconds until it was ready; raises WorkerError.
+        """Fork the worker, send it the descriptors of the program and the blocks, and close them. Returns the seconds
+        until it was ready; raises WorkerError.
         """
         function, configuration = self._function, self._configuration
         memory_bytes = function.memory_bytes
@@ -130,12 +130,12 @@ class MeasuredWorker:
         return took
 
     async def layers(self, batch: int, disturbed: Callable[[], bool]) -> tuple[float, ...]:
-        """Return the seconds of each layer in one run of a batch."""
+        """Return the seconds of each layer in one run of a batch. Raises the errors of `waves`."""
         measured = await self._measured(Measure(self._function.id, batch * self._rows), disturbed)
         return measured.layers_s
 
     async def private_bytes(self) -> int:
-        """Return the peak of its private memory."""
+        """Return the peak of its private memory. Raises WorkerError."""
         measured = await self._measured(Measure(self._function.id), lambda: False)
         return measured.private_bytes
 

@@ -1,8 +1,8 @@
 """Stores, measures and corrects the profiles of functions.
 
 A profile belongs to a program of a tenant, with a handler or none, on a machine: all functions with the same program
-and handler have it, also one deployed after a restart. Profiles are measured in workers that the scheduler does not
-know, and corrected by observations in service.
+and handler have it, also one deployed after a restart. A handler whose program runs only on the pool has a separate
+profile. Profiles are measured in workers that the scheduler does not know, and corrected by observations in service.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Profiler:
         self._reader = Threads(1, "profiles")
 
     async def close(self) -> None:
-        """Stop background measurements and their workers."""
+        """Stop measurements in the background, with their workers, and corrections of profiles."""
         tasks = list(self._background)
         for task in tasks:
             task.cancel()
@@ -82,8 +82,8 @@ class Profiler:
 
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress) -> Profile:
         """Measure the configurations of `options`, known ones only if `options.again`. Results are stored even if the
-        rest fails or is cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs or
-        TURN_S is over.
+        rest fails or is cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs,
+        TURN_S is over or the measurements are impossible.
         """
         loop = asyncio.get_running_loop()
         if function.batch_limit is None:

@@ -59,7 +59,7 @@ class Survey:
             self._known_batches = _batches(profile)
 
     async def run(self, configurations: Sequence[Configuration], batches: Sequence[int]) -> None:
-        """Measure the unknown configurations; raise WorkerError if none runs."""
+        """Measure the unknown configurations, and then the layers; raise WorkerError if no configuration runs."""
         missing = [configuration for configuration in configurations if configuration not in self._known]
         timed = self._layer_batches(batches)
         self._total = len(missing) + len(timed)
@@ -94,8 +94,8 @@ class Survey:
         return sorted(batches)[: LAYER_LATENCIES_MAX // len(layers)]
 
     async def _measure(self, configuration: Configuration) -> dict[tuple[int, int], str]:
-        """Measure one configuration; return why larger batches of its kind need not be measured, if there is a
-        reason.
+        """Measure one configuration; return why larger batches with its cores and concurrency need not be measured, if
+        there is a reason.
         """
         self._say(configuration.text())
         try:

@@ -23,7 +23,9 @@ from overwinter.simulation.models import MIB, Blocks, FunctionModel
 
 
 class SimulatedFunction(msgspec.Struct, frozen=True):
-    """One copy of a function: its specification for the scheduler, and its properties in the simulation."""
+    """One copy of a function, or a part of one: its specification for the scheduler, and its properties in the
+    simulation.
+    """
 
     spec: FunctionSpec
     model: FunctionModel
@@ -45,8 +47,8 @@ def simulated_functions(
 
 
 def _begins(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int] | None:
-    """Return the blocks at which the slices of a function's program begin; empty if a device holds all of it. None: the
-    function runs in workers only.
+    """Return the blocks at which the slices of a function's program begin; empty if a device can hold all of it. None:
+    the function runs in workers only. Raises the error of `cuts` with `device = "pool"`.
     """
     if model.settings.device == "cpu" or not devices:
         return None
@@ -59,8 +61,8 @@ def _begins(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[i
 
 
 def cuts(model: FunctionModel, devices: Sequence[DeviceConfig]) -> Sequence[int]:
-    """Return the blocks at which the slices of a program begin; empty if a device holds all of it. Raises ValueError if
-    no slices fit.
+    """Return the blocks at which the slices of a program begin; empty if a device can hold all of it. Raises ValueError
+    if no slices fit.
     """
     sizes, most = _sizes(model), max(each.memory_bytes for each in devices)
     if sum(dict(sizes).values()) <= most:
@@ -102,7 +104,7 @@ def _program(function: SimulatedFunction) -> SimulatedFunction:
     spec, model = function.spec, function.model.on_device()
     own = {"id": program_id(spec.id), "name": program_name(spec.name), "profile": model.scheduler_profile()}
     if function.model.handler is not None:
-        # A handler's function itself refuses what is too late.
+        # The function with the handler refuses late requests itself, so its program serves all.
         own |= {"has_handler": False, "settings": msgspec.structs.replace(spec.settings, late="serve")}
     return SimulatedFunction(msgspec.structs.replace(spec, **own), model, function.copy)
 
@@ -123,7 +125,7 @@ def _handler(function: SimulatedFunction) -> SimulatedFunction:
 
 def _slices(function: SimulatedFunction, begins: Sequence[int]) -> Iterator[SimulatedFunction]:
     """Yield the slices of a function, the last first; only itself if it runs in workers or is not cut. The first slice
-    has its name. Each takes a part of the time as large as its part of the work.
+    has the function's name. Each takes a part of the time as large as its part of the work.
     """
     if not begins or not function.spec.on_pool:
         yield function

@@ -84,7 +84,7 @@ class SimulatedDevice:
 
 
 def simulated_devices(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, SimulatedDevice]:
-    """Return the devices by name. A switch has the least bandwidth that is configured for a device behind it."""
+    """Return the devices by name. A switch has the least `switch_bytes_per_s` of the devices behind it."""
     bandwidths: dict[str, float] = {}
     for each in configs:
         own = each.switch_bytes_per_s or each.bytes_per_s

@@ -74,5 +74,5 @@ class Durations:
     def _separate_run_on_device_s(self, function: SimulatedFunction, batch: int) -> float:
         profile = function.spec.profile
         seconds = None if profile is None else profile.latency_s(function.spec.settings.threads, batch, 1)
-        assert seconds is not None  # A model has latencies for its own settings.
+        assert seconds is not None  # The model must have latencies for the settings.
         return seconds

@@ -2,7 +2,8 @@
 
 A run takes the longer of its execution and its transfer, plus the time of the first group, before which it cannot
 begin, plus the model's swap time. A run without missing blocks takes its execution time.
-The pool has its own tables of the blocks on each device, and raises RuntimeError if the scheduler's tables differ.
+The pool has its own tables of the blocks on each device, and raises RuntimeError or OverflowError if the scheduler's
+tables differ.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -114,7 +115,7 @@ class Executors:
             self._handle(PreparedOnDevice(executor.id, action.operation))
 
     def unbind(self, id_: WorkerId, function: FunctionId) -> None:
-        """Forget a function. Nothing is to be done if its executor has ended."""
+        """Forget a function. Nothing is to be done for a worker, or for an executor that has ended."""
         executor = self._executors.get(id_)
         if executor is None:
             return
@@ -175,7 +176,7 @@ class Executors:
         return missing
 
     def _bring(self, executor: Executor, run: DeviceRun, missing: Mapping[Address, int]) -> None:
-        """Bring blocks from the peer that was chosen, then those that it lacks from the host."""
+        """Bring from the chosen peer the blocks that it has, then the others from the host."""
         device, peer = executor.device, run.action.peer
         there = () if peer is None else [each for each in missing if self._devices[peer].memory.has(each)]
         near = sum(missing[address] for address in there)

@@ -13,7 +13,9 @@ class FaultModel:
         self._rng = rng
 
     def run_crash(self) -> float | None:
-        """The share of its time after which a run ends with the death of its worker or executor; None: no crash."""
+        """The share of a run's execution, or of the handler's part before the program, after which the worker or
+        executor dies; None: no crash.
+        """
         return self._within(self._faults.run_crash_share)
 
     def start_crash(self) -> float | None:

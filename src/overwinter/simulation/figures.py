@@ -87,7 +87,7 @@ def _attainment(report: Report, figure: Figure, target: float) -> None:
     ]
     worst = sorted(with_slo)[:BARS]
     lowest = min([target, *(share for share, _ in worst)])
-    # A bar at the start of the axis would be invisible.
+    # A bar that ends where the axis begins would be invisible.
     least = max(0.0, (floor(lowest / STEP) - 1) * STEP)
     axes.bar([name for _, name in worst], [share - least for share, _ in worst], bottom=least, label="attainment")
     axes.axhline(target, color="tab:red", linewidth=1, linestyle="--", label=f"target, {target:.4g}")

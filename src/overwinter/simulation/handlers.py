@@ -2,8 +2,8 @@
 
 As on a node, all requests to one function in a run make one call, and the functions of a shared run make their calls
 one after the other. A call is as urgent as the most urgent of its requests, and is cancelled when none of them waits
-any more. With `device = "any"` the worker runs the program itself if the call is refused for another reason than its
-deadline.
+any more. With `device = "any"` the worker runs the program itself if no devices can hold it, or if the call is refused
+for another reason than its deadline.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,7 @@
 """Computes the latency and memory of every configuration from a few measured parameters.
 
-It is for models whose profile follows from few facts: the time of one request on one core, and three measured effects.
+It is for models whose profile follows from few facts: the time of one request on one core, three measured effects, and
+the memory of a worker and of a request.
 """
 
 import msgspec

@@ -14,7 +14,7 @@ class Transfer(msgspec.Struct, eq=False):
 
     bytes_left: float
     bytes_per_s_max: float
-    """Its rate when nothing else uses the shared link."""
+    """Its rate when the shared link does not limit it."""
     arrived: Callable[[], None]
     bytes_per_s: float = 0.0
 

@@ -17,7 +17,7 @@ class ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of most parts of a scenario."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
-        """Raise ValueError unless these numbers are finite and above 0, or at least `least`."""
+        """Raise ValueError unless these numbers are finite and above 0, or at least `least`; None is allowed."""
         for name in names:
             value = getattr(self, name)
             if value is not None and not ((value > 0 if least is None else value >= least) and value < inf):
@@ -73,8 +73,8 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     variants: int = 1
     """The number of its copies, each with its own blocks unless they are shared."""
     blocks: tuple[Blocks, ...]
-    """In the order of their use. If no device holds all blocks of a function for devices, its program is cut between
-    blocks.
+    """In the order of their use. If no device can hold all blocks of a function for devices, its program is cut
+    between blocks.
     """
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and above the given sizes. With `device = "pool"` in the
@@ -107,12 +107,12 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     execution and its transfer.
     """
     worker_mib: float = 20.0
-    """The private memory of one worker."""
+    """The private memory of a worker for which `profile` or `law` has no row."""
     has_handler: bool = False
     """Whether it has a handler. If its settings have a `device` other than "cpu", `handler` says so."""
     handler: HandlerModel | None = None
-    """If its settings have a `device` other than "cpu": its handler, which runs in a worker and calls the program. All
-    other times are those of the program.
+    """If its settings have a `device` other than "cpu": its handler, which runs in a worker and calls the program. The
+    latencies above are those of the program.
     """
     tenant: TenantId = TenantId("simulated")
     """The owner. With `dedicated` in the settings, blocks are shared only with functions of this tenant."""

@@ -1,6 +1,7 @@
 """Reads a scenario, a TOML file, into frozen data, and refuses unknown keys.
 
-Keys have their units in their names; rates of requests are per second. Errors name the file and the key.
+Keys have their units in their names; rates of requests are per second. The errors of `read_scenario` name the file, and
+the key if one key is wrong.
 """
 
 import tomllib
@@ -27,14 +28,14 @@ class Machine(ScenarioPart, frozen=True, kw_only=True):
 
     cores: int = 16
     host_mib: float | None = None
-    """The size of the host store; None: unlimited."""
+    """The size of all host stores together; None: unlimited."""
     disk_mib_per_s: float = 1000.0
     fork_s: float = 0.005
     """The time of the zygote for each fork; forks wait for each other."""
     contain_s: float = 0.002
     """The part of a worker's start that a process forked ahead has already completed."""
     stop_s: float = 0.002
-    """The time from the decision to stop a worker until it has ended."""
+    """The time from the decision to stop a worker or an executor until it has ended."""
     zygote_start_s: float = 3.0
     load_mib_per_s: float = 600.0
     """The speed at which a worker with its own copy of the weights reads it from the page cache."""
@@ -98,7 +99,7 @@ class Faults(ScenarioPart, frozen=True, kw_only=True):
     """The share of swaps for which the free memory of the device is not contiguous, unless no other function is on it.
     """
     zygote_life_s: float | None = None
-    """The mean lifetime of the zygote. Its workers die with it."""
+    """The mean lifetime of the zygote. Its workers and executors die with it."""
     store_full: tuple[Window, ...] = ()
     """The spans in which the host store accepts nothing."""
 
@@ -191,7 +192,7 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Read a scenario from a file; CallerError names a wrong key."""
+    """Read a scenario from a file. Raises CallerError if it is not valid TOML, or not a valid scenario."""
     try:
         return scenario_of(tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -201,5 +202,5 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def scenario_of(table: Mapping[str, object]) -> Scenario:
-    """Read a scenario from a table; msgspec.ValidationError names a wrong key."""
+    """Read a scenario from a table. Raises msgspec.ValidationError if it is not a valid one."""
     return msgspec.convert(table, Scenario, str_keys=True)

@@ -28,10 +28,10 @@ def minute_counts(path: Path) -> tuple[Sequence[int], ...]:
     start = 10 + int.from_bytes(data[8:10], "little")
     try:
         header = ast.literal_eval(data[10:start].decode("latin1").strip())
-        kind, (rows, columns), fortran = header["descr"], header["shape"], header["fortran_order"]
+        kind, (rows, columns), fortran = header["descr"], map(int, header["shape"]), header["fortran_order"]
     except (ValueError, SyntaxError, KeyError, TypeError) as error:
         raise CallerError(f"{path}: its header cannot be read: {error}") from error
-    if kind != "<i8" or fortran or len(data) - start != rows * columns * 8:
+    if kind != "<i8" or fortran or rows < 1 or columns < 1 or len(data) - start != rows * columns * 8:
         raise CallerError(
             f"{path} must contain rows of 64-bit integers ('<i8', in C order); its header says {kind!r} of "
             f"{rows}x{columns}{' in Fortran order' if fortran else ''}, and {len(data) - start} bytes follow"
@@ -66,7 +66,8 @@ def _json_times(lines: list[str]) -> list[float]:
 
 def _csv_times(lines: list[str]) -> list[float]:
     column = lines[0].split(",").index("TIMESTAMP")
-    return [_moment(line.split(",")[column]) for line in lines[1:] if line]
+    rows = (line.split(",") for line in lines[1:] if line)
+    return [_moment(row[column] if column < len(row) else "") for row in rows]
 
 
 def _moment(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The arrival processes of functions.
+"""The arrival processes of functions and applications.
 
 A workload is data; `arrivals` makes a lazy, infinite and ascending stream of seconds from it. Rates are in arrivals per
 second. All randomness comes from the generator that is passed in.

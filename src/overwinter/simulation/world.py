@@ -1,8 +1,8 @@
 """Runs the node's own scheduler on a simulated machine.
 
 The world feeds events to `scheduler.Scheduler` and carries out its actions: those that a node answers by an event take
-their time on the timeline, and are answered too. All randomness comes from the scenario's seed: equal scenarios give
-equal journals.
+their time on the timeline, and are answered too. All randomness comes from the scenario's seed: equal scenarios with
+equal traces give equal journals.
 """
 
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ from overwinter.telemetry.report import Report, StepReader
 RING = 1
 """The steps that the journal keeps in memory in addition to its file."""
 DRAIN_TIMEOUTS = 10
-"""How long the world continues after `duration_s` while requests are open, as a multiple of the longest timeout."""
+"""The longest that the world continues after `duration_s` with open requests, as a multiple of the longest timeout."""
 PROGRESS_EVERY = 1024
 CHECK_EVERY = 32
 """The steps between two checks of the scheduler's tables, if they are checked."""
@@ -117,8 +117,8 @@ class World:
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
-        """Simulate `duration_s`, and then until no request is open or the drain ends; call `progress` at times with the
-        simulated seconds.
+        """Simulate `duration_s`, and then until no request is open, at most for DRAIN_TIMEOUTS; call `progress` at
+        times with the simulated seconds.
         """
         self._begin()
         timeline, handle = self._timeline, self._handle
@@ -166,7 +166,7 @@ class World:
         self._await_zygote_death()
 
     def _forecast(self, function: FunctionId) -> None:
-        """Send the rate of the next period to the scheduler; repeated after a tenth of it."""
+        """Send the rate of the following period to the scheduler, ten times in each period."""
         at, rate = next(self._rate_forecast[function])
         if at < self._scenario.duration_s:
             self._timeline.at(at, partial(self._handle, RateForecast(function, rate)))

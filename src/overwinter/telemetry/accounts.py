@@ -18,8 +18,8 @@ class ProcessMemory(NamedTuple):
     """The memory of one process, in bytes."""
 
     private: int
-    """The pages of private mappings that it has written to and shares with none. Weights and buffers are excluded:
-    the kernel reports a shared page as private as long as only one process maps it.
+    """The pages of private mappings that it has written to and shares with no other process. Weights and buffers
+    are excluded: the kernel reports a shared page as private as long as only one process maps it.
     """
     pss: int
     """All mapped memory, where a page that n processes map counts 1/n."""
@@ -55,17 +55,19 @@ class StoreView(NamedTuple):
 
 
 class MeasuredWorkerMemory(NamedTuple):
-    """The memory of a worker that was measured."""
+    """The measured memory of a worker."""
 
     function: FunctionId
     memory: ProcessMemory
     expected: int | None
-    """The expected memory by its profile; None: its configuration was not measured."""
+    """The expected memory by its profile; None: its function was removed, or its configuration was not measured."""
     at: Seconds
 
 
 class Accounts:
-    """The results of the last full accounting of memory. The loop's thread writes them; other threads read them."""
+    """The last results of the accounting of memory, and the numbers of its mismatches and passes so far. The loop's
+    thread writes them; other threads read them.
+    """
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, MeasuredWorkerMemory] = {}

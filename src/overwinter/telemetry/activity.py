@@ -43,7 +43,9 @@ class FunctionActivity(msgspec.Struct, frozen=True, kw_only=True):
     """The recent median latency; None: there was no answer."""
     p99_ms: float | None
     attainment: float | None
-    """The share of the requests answered within the SLO since the node started; None: no SLO, or no request."""
+    """Of the requests that were answered or refused since the node started, the share that met the SLO; None: no SLO,
+    or no such request.
+    """
     slo_ms: float | None
     host_bytes: int
     """The bytes that its versions hold in the host store, shared ones included; each block counts once in a store."""

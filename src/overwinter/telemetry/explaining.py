@@ -46,7 +46,7 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     shared: int
     """The bytes that such versions hold too."""
     sharers: int
-    """The number of such versions that hold some of them."""
+    """The number of such versions, and of parts of them, that hold some of them."""
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float
     """The observed latency divided by that of the profile."""
     age_s: float | None
-    """The seconds since it was measured, or its profile was read."""
+    """The seconds since it was measured, or its profile was read or corrected."""
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     separate_part: float
     """The part of a run that sharing does not save, from 0 to 1, as the scheduler expects."""
     time_ratio: float | None
-    """The time of a shared run divided by that of separate runs; if it is 1 or more, few are shared. None: unknown."""
+    """The time of a shared run divided by that of separate runs; if 1 or more, few runs are shared. None: unknown."""
     shared_with: Mapping[FunctionName, int]
     """How many of the last shared runs it shared with each function, the most frequent first."""
 
@@ -92,7 +92,7 @@ class BoundFacts(BindingDetail, frozen=True, kw_only=True):
 
 
 class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
-    """One of the workers of its family, and its memory."""
+    """A worker of its family, or of a former family that it is leaving, and the memory of the worker."""
 
     pid: int | None
     private_bytes: int | None
@@ -165,7 +165,9 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     """The number of all of them."""
     shared: SharedFacts
     workers: Sequence[WorkerFacts]
-    """The workers of its family, including those in which it is not bound."""
+    """The workers of its family, including those in which it is not bound, and those of a former family that it is
+    leaving.
+    """
     answered: int
     """The answered requests for this version since the node started."""
     refused: int
@@ -230,8 +232,8 @@ def tiers_of(
     sources: Sources, parts: Sequence[FunctionSpec], functions: Sequence[FunctionId], places: tuple[Place, Place]
 ) -> list[TierBytes]:
     """Return where a function's blocks are. `parts`: the functions on the pool into which it is divided, if any, and
-    last the function itself; `functions`: all of its tenant; `places`: its repository and its host store. It reads the
-    disk: call it in a thread.
+    last the function itself; `functions`: all of its tenant, with their parts; `places`: its repository and its host
+    store. It reads the disk: call it in a thread.
     """
     seen, function = sources.statistics, parts[-1]
     others = [id_ for id_ in functions if id_ != function.id and not (is_part(id_) and whole_id(id_) == function.id)]

@@ -28,7 +28,7 @@ class Hooks(Generic[T]):
         """A worker began a run."""
 
     def _run_completed(self, worker: LiveWorker[T], run: OpenRun[T], event: RunEnded | None, now: Seconds) -> None:
-        """A run ended; `event` is None if the worker died."""
+        """A run ended; `event` is None if it ended with its worker."""
 
     def _run_on_device_completed(self, run: DeviceRun[T], now: Seconds) -> None:
         """A run for requests ended on a device, or with its executor."""

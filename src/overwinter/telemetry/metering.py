@@ -4,9 +4,9 @@ A core has two prices: the full price for the time of runs, and a tenth of it fo
 and idle, as in Torpor. What a worker computes outside runs has the full price. A device has two prices too: a function
 of the pool pays the full one for the time of its runs, and a tenth of it for the time in the host store without a run.
 
-A worker that was started to try a version is not billed until it serves a request. Memory is counted in byte-seconds
-for each tier; the sharers of a block pay equal parts of it. Usage is written to its file once a minute and at a clean
-stop: a crash loses at most a minute.
+A worker that was started to try a version is not billed to its function until it serves a request of that function.
+Memory is counted in byte-seconds for each tier; the sharers of a block pay equal parts of it. Usage is written to its
+file once a minute and at a clean stop: a crash loses the usage since the last write.
 """
 
 import threading

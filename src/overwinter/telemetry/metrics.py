@@ -287,7 +287,10 @@ def _functions(known: Snapshot) -> Iterator[Metric]:
 def _profiles(tallies: Sequence[FunctionStatistics], now: Seconds) -> Iterator[Metric]:
     ages = (((each.name,), now - each.profiled) for each in tallies if each.profiled is not None)
     yield gauge(
-        "profile_age_seconds", "Time since a function was measured, or its profile was read.", ["function"], ages
+        "profile_age_seconds",
+        "Time since a function was measured, or its profile was corrected or read.",
+        ["function"],
+        ages,
     )
 
 

@@ -1,7 +1,8 @@
 """Tracks the devices from a scheduler's steps: their executors, the functions there, and what ran.
 
-A run counts as a hit if all blocks of its function were on the device, and otherwise as a miss. A function is charged
-for the time of its runs, and for the time that it is in the host store without a run.
+A run counts as a hit if all blocks of its functions were on the device, and otherwise as a miss. A shared run that is a
+miss counts as one for its first function only, and as a hit for the others. A function is charged for the time of its
+runs, and for the time that it is in the host store without a run.
 """
 
 from collections import Counter
@@ -184,8 +185,8 @@ class TrackedPool(Generic[T]):
             self._running[spec.id] += 1
 
     def end_run(self, id_: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
-        """The run in progress of an executor ended; without an event the executor died or hangs. Return the run, unless
-        it had no requests or its blocks found no place.
+        """The run in progress of an executor ended; without an event the executor died or is stopped. Return the run;
+        None if there was none, or if it had no requests or its blocks found no place.
         """
         executor = self.executors.get(id_)
         run = None if executor is None else executor.run

@@ -44,7 +44,7 @@ class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     answered: int
     refused: dict[str, int]
-    """The refused requests by the error's name; for an application, by that of the first refused stage."""
+    """The refused requests by the error's name; for an application, by that of the first stage that failed."""
     lost: int
     """The requests that were neither answered nor refused nor cancelled."""
     attainment: float | None
@@ -82,9 +82,11 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     idle_device_seconds: float = 0.0
     """The time in which it lay in the host store and did not run on a device, if it is a function of the pool."""
     moved_bytes: int = 0
-    """The bytes that were transferred to devices for its runs."""
+    """The bytes that were transferred to devices for its runs; those of a shared run count for its first function."""
     hit_ratio: float | None = None
-    """The share of its runs on devices whose blocks were all there; None: there was none."""
+    """The share of its runs on devices whose blocks were all there; for its functions after the first, a shared run
+    always counts as one. None: there was no run.
+    """
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +149,7 @@ class Outcomes(Tally):
         self.latencies = Latencies()
 
     def add(self, other: "Outcomes") -> None:
-        """Add the counts of another."""
+        """Add the counts in SUMMED, the runs on devices and the latencies of another."""
         for field in SUMMED:
             setattr(self, field, getattr(self, field) + getattr(other, field))
         for name, counts in other.by_device.items():
@@ -167,7 +169,7 @@ class Outcomes(Tally):
         )
 
     def figures(self) -> Figures:
-        """Return all counts as data."""
+        """Return all figures as data."""
         on_devices = self.on_devices
         return Figures(
             **msgspec.structs.asdict(self.request_figures()),
@@ -206,7 +208,9 @@ class StepReader(Tracker[Outcomes]):
         self._settle_s = settle_s
         self._settling = Outcomes(FunctionName(""))
         self._sizes: dict[Worker, deque[tuple[int, int]]] = {}
-        """For each worker the largest batch that it has run, and the larger measured ones, each with its memory."""
+        """For each worker the measured batches with their memory, without those below the largest batch that it has
+        run; the largest measured one always stays.
+        """
         self._blocks: dict[StoreName, dict[Address, int]] = {}
         self._memory = MemoryCurve(duration_s / SAMPLES)
         self._action_handlers[Drop] = self._dropped

@@ -1,6 +1,6 @@
 """Statistics of a live node's functions. `Statistics` is the node's only reader of the scheduler's steps.
 
-Metrics, usage, `top` and `explain` are computed from them on request, in separate threads; here values are only
+Metrics, usage, `top` and `explain` are computed from them on request, mostly in a separate thread; here values are only
 counted. Their size is bounded by the deployed functions, never by the names that callers use.
 """
 
@@ -61,7 +61,7 @@ class FunctionStatistics(Tally):
         self.background_core_s = 0.0
         """The seconds that its workers computed beyond the cores of their runs."""
         self.profiled: Seconds | None = None
-        """When it was last measured, or its profile was read."""
+        """When it was last measured, or its profile was read or corrected."""
         self.runs = self.run_requests = 0
         """The ended runs, and its own requests in them."""
         self.run_s = 0.0

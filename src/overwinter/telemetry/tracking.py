@@ -67,7 +67,7 @@ class Tracker(Hooks[T]):
         self.calls = tally(FunctionName(""))
         """The tally of calls of programs on the pool by handlers. They are parts of other requests."""
         self.trial_tally = tally(FunctionName(""))
-        """The tally of workers that only tried a version and served no request. No function is charged for them."""
+        """The tally of the time in which workers only tried a version. No function is charged for this time."""
         self.specs: dict[FunctionId, FunctionSpec] = {}
         self.workers: dict[WorkerId, LiveWorker[T]] = {}
         self.pool: TrackedPool[T] = TrackedPool()
