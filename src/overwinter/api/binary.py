@@ -9,7 +9,7 @@ from overwinter.core.tensor import Tensor, check_size
 HEAD_LENGTH = "inference-header-content-length"
 
 
-class Output(msgspec.Struct):
+class _Output(msgspec.Struct):
     """An output as the head of an answer describes it."""
 
     name: str
@@ -22,7 +22,7 @@ class Head(msgspec.Struct):
     """The head of an answer."""
 
     model_version: str
-    outputs: list[Output]
+    outputs: list[_Output]
 
 
 def encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int, bytes]:
