@@ -1,6 +1,6 @@
 """The bounds of settings, with their reasons.
 
-Every configurable number has a minimum and a maximum: a value outside is a mistake, a wrong unit, or an attack. NaN and
+A `Bound` gives a number a minimum and a maximum: a value outside is a mistake, a wrong unit, or an attack. NaN and
 infinity are outside every bound; a bool is not a number, and a float is not a count.
 """
 
@@ -16,6 +16,7 @@ class Bound(msgspec.Struct, frozen=True):
     least: float
     most: float
     unit: str
+    """Empty for a number without a unit."""
     why: str
     """The reason for both bounds, for the error message."""
     whole: bool = True
@@ -24,13 +25,15 @@ class Bound(msgspec.Struct, frozen=True):
     def fault(self, name: str, value: object) -> str | None:
         """The error in the value of `name`, or None."""
         if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
-            return f"{name} must be a {'whole number' if self.whole else 'number'} of {self.unit}, got {value!r}"
+            unit = self.unit and f" of {self.unit}"
+            return f"{name} must be a {'whole number' if self.whole else 'number'}{unit}, got {value!r}"
         if self.least <= value <= self.most:
             return None
-        return f"{name} must be from {self.least:,} to {self.most:,} {self.unit}, got {value}: {self.why}"
+        unit = self.unit and f" {self.unit}"
+        return f"{name} must be from {self.least:,} to {self.most:,}{unit}, got {value}: {self.why}"
 
     def nearest(self, value: float) -> float:
-        """Return the closest allowed value; the maximum for NaN."""
+        """Return the value limited to the bounds, and rounded toward zero if it must be whole; the maximum for NaN."""
         kept = min(max(value, self.least), self.most) if value == value else self.most
         return int(kept) if self.whole else kept
 
@@ -53,8 +56,8 @@ def check_bounds(holder: object, bounds: Bounds) -> None:
 
 
 def brought_within(given: Mapping[str, Any], bounds: Bounds) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return stored values with each number outside of its bounds replaced by the nearest bound, and a message for each
-    such number: a bound may be newer than the value.
+    """Return stored values with each number that is not allowed replaced by the nearest one that is, and a message for
+    each such number: a bound may be newer than the value.
     """
     within, messages = dict(given), []
     for name, bound in bounds.items():

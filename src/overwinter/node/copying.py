@@ -18,7 +18,7 @@ from overwinter.worker.buffer import LARGE_BYTES
 THREADS = 2
 STEP_COST = 4
 """A step of a check takes about as long as this many messages."""
-COPIED_BYTES_OF_ONE = 64 << 10
+COPIED_BYTES_PER_MESSAGE = 64 << 10
 """The bytes copied on the event loop's thread that take about as long as one message."""
 FAULTS = (OSError, MemoryError, ValueError, TypeError)
 """What a copy may raise because of the system or of a worker."""
@@ -55,7 +55,7 @@ class Copies:
             except FAULTS as error:
                 failed(error)
             else:
-                self._queue.spend(nbytes // COPIED_BYTES_OF_ONE)
+                self._queue.spend(nbytes // COPIED_BYTES_PER_MESSAGE)
                 copied(result)
             return
         if process.over:

@@ -25,8 +25,8 @@ class Request(msgspec.Struct):
     too_large: bool = False
     """Whether a device lacked the memory for what it computes, so that it goes to no device again."""
     part: FunctionId | None = None
-    """The part of the function that has it: a later slice of its program, or with `any` its program; None: the function
-    itself has it.
+    """The part of the function in whose queue or run the request is: a later slice of the program, or, with
+    `device = "any"`, the program on the pool. None: it is in the queue or a run of the function itself.
     """
     earlier_start: Start = "warm"
     """The coldest start that an earlier slice needed."""

@@ -28,7 +28,8 @@ class SharedLink:
         self._transfers: dict[Transfer, None] = {}
         self._settled_at = 0.0
         self._changes = 0
-        """The number of changes. An end that was scheduled before the last one is not valid."""
+        """The number of changes so far. The end of a transfer is not valid if it was scheduled before the last change.
+        """
 
     def begin(self, transfer: Transfer) -> None:
         """Begin a transfer now."""

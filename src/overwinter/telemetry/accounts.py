@@ -28,7 +28,7 @@ class ProcessMemory(NamedTuple):
     inherited: int
     """The anonymous pages that it has in common with other processes, since a fork."""
     others: int
-    """The part of these that the other processes count as theirs, in equal parts."""
+    """The part of `inherited` that PSS attributes to other processes: (n - 1)/n of a page that n processes share."""
     mappings: int
     """The number of mappings."""
 
@@ -60,7 +60,9 @@ class MeasuredWorkerMemory(NamedTuple):
     function: FunctionId
     memory: ProcessMemory
     expected: int | None
-    """The expected memory by its profile; None: its function was removed, or its configuration was not measured."""
+    """The expected memory by its profile; None: its function was removed, or its configuration was not measured,
+    or measured again since the worker's start.
+    """
     at: Seconds
 
 
