@@ -1,4 +1,4 @@
-"""Measures what a node keeps after thousands of wakes, unloads, deploys and removals.
+"""Measures what a node keeps after many wakes, unloads, deploys and removals, by default 1000 wakes and 100 deploys.
 
 `python -m benchmarks.churn [--wakes N] [--deploys N] [model ...]` deploys each model with and without a handler, with a
 keep-alive of 0. It repeats two cycles and compares every answer with plain PyTorch's, bit for bit:

@@ -57,8 +57,8 @@ _REPLACEMENTS: dict[str, tuple[torch._ops.OpOverload, int]] = {
 """For operators that a program may not call, or only with other arguments: the substitute, and the number of arguments
 that it takes.
 
-Uninitialised memory becomes zeros. An instance norm with given statistics is a batch norm. For groups of rows
-`transformers` calls PyTorch's operator at run time, and its own during an export.
+Uninitialised memory becomes zeros. An instance norm with given statistics is a batch norm. For a grouped matrix
+multiplication `transformers` calls PyTorch's operator at run time, and a substitute of its own during an export.
 """
 _METADATA_CHECK = "aten._assert_tensor_metadata.default"
 _FUNCTIONAL_CHECKS = {

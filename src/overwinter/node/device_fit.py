@@ -1,5 +1,5 @@
-"""Whether a device of the node can run a function of the pool, by the rules of the device; if none can hold all of it,
-into which slices its program is cut.
+"""Decides whether a device of the node has the memory for the blocks and the activations of a function of the pool, as
+the device's allocator places them. If no device can hold all blocks, it decides into which slices the program is cut.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

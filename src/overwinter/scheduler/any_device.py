@@ -290,8 +290,8 @@ def _runs_s(cycle: Cycle, parts: Sequence[Function]) -> list[float]:
 
 def _waits_between_s(cycle: Cycle, parts: Sequence[Function], runs_s: Sequence[float], wait_s: float) -> float:
     """How long a request waits for devices and blocks between the slices. If the devices can hold all slices at once,
-    the later ones are brought while earlier ones run. Otherwise each replaces an earlier one when the request
-    reaches it; but the first slice, if it has to be brought, replaces the last one.
+    the later ones are transferred while earlier ones run. Otherwise each replaces an earlier one when the request
+    reaches it; but the first slice, if it has to be transferred, replaces the last one.
     """
     if wait_s == inf:
         return 0.0

@@ -21,12 +21,16 @@ RENAMED = {"max_bodies": "max_workers"}
 
 
 def stored_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
-    """Decode a manifest of the catalog. Return it with messages about limited settings; raise CallerError."""
+    """Decode a manifest of the catalog. Return it with a message for each setting that was brought within its bounds;
+    raise CallerError if it is invalid otherwise.
+    """
     return _stored(decode_manifest, data, SETTINGS_BOUNDS, "settings")
 
 
 def stored_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
-    """Decode a pipeline of the catalog. Return it with messages about limited numbers; raise CallerError."""
+    """Decode a pipeline of the catalog. Return it with a message for each number that was brought within its bounds;
+    raise CallerError if it is invalid otherwise.
+    """
     return _stored(decode_pipeline, data, TIME_BOUNDS)
 
 

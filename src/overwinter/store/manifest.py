@@ -129,7 +129,7 @@ class Deployment(msgspec.Struct, frozen=True):
     manifest: Manifest
     created: float
     limited: tuple[str, ...] = ()
-    """Messages about settings of an old manifest that were limited to the current bounds."""
+    """Messages about settings of an old manifest that were brought within the current bounds."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

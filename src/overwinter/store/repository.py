@@ -56,7 +56,7 @@ class StoredPipeline(msgspec.Struct, frozen=True):
     created: float
     tenant: TenantId
     limited: tuple[str, ...] = ()
-    """Messages about numbers of an old pipeline that were limited to the current bounds."""
+    """Messages about numbers of an old pipeline that were brought within the current bounds."""
 
 
 class Repository:
