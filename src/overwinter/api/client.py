@@ -35,14 +35,13 @@ from overwinter.core.profiling import ProfileLine, ProfileOptions, Progress
 from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.store.manifest import Manifest
 
-RATE_EXCEEDED = 429
 ERRORS: dict[int, type[OverwinterError]] = {
     401: UnauthorizedError,
     403: ForbiddenError,
     404: NotFoundError,
     409: ConflictError,
     413: TooLargeError,
-    RATE_EXCEEDED: RateError,
+    429: RateError,
     503: OverloadedError,
     504: DeadlineError,
     507: NoSpaceError,
@@ -300,7 +299,7 @@ class Client:
         while True:
             response = self._request(method, path, **options)
             wait_s = _retry_after_s(response)
-            if response.status_code != RATE_EXCEEDED or wait_s is None or waited_s + wait_s > self._timeout_s:
+            if response.status_code != RateError.status or wait_s is None or waited_s + wait_s > self._timeout_s:
                 _raise_for_status(response)
                 return response
             time.sleep(wait_s)
