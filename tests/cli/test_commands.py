@@ -48,8 +48,8 @@ def test_a_batch_that_would_mix_callers_is_refused_and_one_request_a_run_is_expl
 
 def test_a_size_that_cannot_be_one_is_reported_and_a_request_of_one_is_refused_with_the_range(run: Run) -> None:
     result = run("deploy", "cli_scale:paired", "--name", "paired")
-    assert "batch begins at 2" in result.stderr
-    assert "batch begins at 2" in run("show", "paired").stdout
+    assert "batch is at least 2" in result.stderr
+    assert "batch is at least 2" in run("show", "paired").stdout
     assert "2 to 1024" in run("infer", "paired", "-i", "x=[[1, 1]]", exit_code=1).stderr
     assert "[[1, 1], [3, 1]]" in run("infer", "paired", "-i", "x=[[1, 1], [3, 1]]").stdout
 

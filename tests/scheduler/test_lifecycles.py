@@ -19,7 +19,7 @@ def test_one_event_may_cause_several_transitions():
     check_steps(lifecycle_states("asleep"), lifecycle_states("waking"), Alarm())
     check_steps(lifecycle_states("awake"), lifecycle_states("waking"), Alarm())
     check_steps(lifecycle_states(worker="starting"), lifecycle_states(worker="draining"), WorkerReady(1))
-    check_steps(lifecycle_states(blocks="coming"), lifecycle_states(blocks="present"), BlocksLoaded("f@1", 1, 0))
+    check_steps(lifecycle_states(blocks="loading"), lifecycle_states(blocks="present"), BlocksLoaded("f@1", 1, 0))
     check_steps(lifecycle_states("unloaded"), lifecycle_states("waking"), LoadAsked("f@1"))
     check_steps(lifecycle_states(worker="busy"), lifecycle_states(worker="idle"), RunEnded(1, 1))
 
@@ -31,7 +31,7 @@ def test_one_event_may_cause_several_transitions():
         (lifecycle_states(worker="idle"), lifecycle_states(worker="starting"), WorkerReady(1)),
         (lifecycle_states(worker="starting"), lifecycle_states(worker="idle"), WorkerReady(2)),
         (lifecycle_states(worker="busy"), lifecycle_states(worker="idle"), RunEnded(2, 1)),
-        (lifecycle_states(blocks="coming"), lifecycle_states(blocks="present"), BlocksLoaded("g@1", 1, 0)),
+        (lifecycle_states(blocks="loading"), lifecycle_states(blocks="present"), BlocksLoaded("g@1", 1, 0)),
         (lifecycle_states(blocks="absent"), lifecycle_states(blocks="present"), Alarm()),
         (lifecycle_states("unloaded"), lifecycle_states("asleep"), LoadAsked("g@1")),
         (lifecycle_states("unloaded"), lifecycle_states("awake"), Alarm()),

@@ -17,14 +17,14 @@ from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState, function_state, worker_state
 from overwinter.scheduler.state import Function, State
 
-BlocksState = Literal["absent", "coming", "present"]
+BlocksState = Literal["absent", "loading", "present"]
 
 FUNCTION: dict[tuple[FunctionState, str], FunctionState] = {
     ("asleep", "load or start"): "waking",
     ("asleep", "fail"): "backoff",
     ("asleep", "unload"): "unloaded",
     ("waking", "ready"): "awake",
-    ("waking", "wait or stop"): "asleep",
+    ("waking", "no worker, or stop"): "asleep",
     ("waking", "fail"): "backoff",
     ("waking", "unload"): "unloaded",
     ("awake", "stop"): "asleep",
@@ -36,9 +36,9 @@ FUNCTION: dict[tuple[FunctionState, str], FunctionState] = {
 }
 
 BLOCKS: dict[tuple[BlocksState, str], BlocksState] = {
-    ("absent", "load"): "coming",
-    ("coming", "loaded"): "present",
-    ("coming", "release"): "absent",
+    ("absent", "load"): "loading",
+    ("loading", "loaded"): "present",
+    ("loading", "release"): "absent",
     ("present", "release"): "absent",
 }
 
@@ -64,7 +64,7 @@ REPORTED: dict[tuple[str, str], tuple[type, ...]] = {
 
 def blocks_state(function: Function) -> BlocksState:
     """Where a function's blocks are, as far as its host store is concerned."""
-    return "present" if function.loaded else "absent" if function.loading is None else "coming"
+    return "present" if function.loaded else "absent" if function.loading is None else "loading"
 
 
 class LifecycleStates(msgspec.Struct, frozen=True):

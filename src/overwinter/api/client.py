@@ -187,9 +187,9 @@ class Client:
         options: ProfileOptions | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
-        """Measure the configurations of `options` on the node's machine, known ones only if `again`. A list that is
-        None means 1, 2, 4 and so on, to the function's setting, or to what machine and program allow. Takes seconds to
-        minutes; closing the client ends it.
+        """Measure the configurations of `options` on the node's machine, and skip known ones unless `again`. A list
+        that is None means 1, 2, 4 and so on, to the function's setting, or to what machine and program allow. Takes
+        seconds to minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())

@@ -205,7 +205,7 @@ class NodeInterface(Protocol):
         ...
 
     def infer(self, call: Call, /) -> Awaitable[Result]:
-        """Run a function or a pipeline. The outputs of the result must not change any more."""
+        """Run a function or a pipeline. The node changes the outputs no more after it has returned them."""
         ...
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> DeployResult:
@@ -221,8 +221,8 @@ class NodeInterface(Protocol):
     async def profile(
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: Callable[[Progress], None], /
     ) -> Profile:
-        """Measure configurations of a function on this machine, known ones only if `options.again`; `report` receives
-        the progress.
+        """Measure configurations of a function on this machine, and skip known ones unless `options.again`. `report`
+        receives the progress.
         """
         ...
 

@@ -57,8 +57,8 @@ class ProfileApi:
         return request.counted(json_response(await request.caller.node.known_profile(*function_of(request))))
 
     async def measure(self, request: Request) -> StreamingResponse:
-        """Measure the configurations in the body, known ones only if it has `again`; a list that the body leaves out
-        means 1, 2, 4 and so on, up to the function's setting, or to what machine and program allow.
+        """Measure the configurations in the body, and skip known ones unless it has `again`; a list that the body
+        leaves out means 1, 2, 4 and so on, up to the function's setting, or to what machine and program allow.
         """
         body = bytes(await request.body(SHORT))
         options = decode_json(_options_decoder, body) if body.strip() else ProfileOptions()

@@ -9,8 +9,9 @@ class Closeness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exact: bool
     """Whether the outputs are equal bit for bit in every run."""
     difference: float
-    """The largest difference of an element, relative to the largest magnitude below 10,000 in the reference, or to the
-    reference's element if that is larger, as in masks.
+    """The largest relative difference of an element: the absolute difference, divided by the larger of two magnitudes.
+    One is that of the reference's element, the other the largest in the reference below 10,000, as larger numbers often
+    mark masked elements.
     """
 
 

@@ -205,8 +205,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     keep_warm: bool = False
     """Whether to keep the host store in memory after a clean stop, for the next start."""
     verify_share: float = 0.02
-    """The share of one core for verifying the blocks in memory. Blocks that an earlier node left are verified at full
-    speed while cores are idle. With 0 only those blocks are verified, and only before they are used.
+    """The share of one core for verifying the blocks in memory. Blocks that an earlier run of the node left are
+    verified at full speed while cores are idle. With 0 only those blocks are verified, and only before they are used.
     """
     disk_free_min_bytes: int = 256 << 20
     """The disk space that deploys must leave free."""

@@ -50,10 +50,10 @@ class _Fault(NamedTuple):
 def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and exclude sizes at which they differ.
 
-    A size that is wrong at 1 begins at 2; if only one of program and model accepts its larger values, it ends at the
-    example's. Sizes that a check of the program refuses are only noted, if program and model agree at each minimum with
-    some values of the other sizes. Raises ProgramError for any other difference, and for a model that fails at the
-    example's sizes or keeps state.
+    The minimum of a size that is wrong at 1 becomes 2; if only one of program and model accepts larger values of a
+    size, its maximum becomes the example's. Sizes that a check of the program refuses are only noted, if program and
+    model agree at each minimum with some values of the other sizes. Raises ProgramError for any other difference, and
+    for a model that fails at the example's sizes or keeps state.
     """
     assert exported.reference is not None, "only a newly exported program can be compared"
     comparison = _Comparison(exported.program, exported.weights, exported.reference)
@@ -219,20 +219,20 @@ class _Comparison:
         return None
 
     def raise_minimum(self, name: str, sizes: Sizes, fault: _Fault) -> bool:
-        """Let a size that is wrong at 1 begin at 2, unless `sizes`, where it is 2, have a fault; return whether its
-        range was changed.
+        """Raise the minimum of a size that is wrong at 1 to 2, unless `sizes`, where it is 2, have a fault; return
+        whether its range was changed.
         """
         low, high = self.ranges[name]
         if low >= LEAST_SIZE or high < LEAST_SIZE or (sizes not in self.sizes and self.fault_at(sizes) is not None):
             return False
         self.ranges[name] = (LEAST_SIZE, high)
-        self.notes.append(f"{name} begins at {LEAST_SIZE}: {fault.message}")
+        self.notes.append(f"{name} is at least {LEAST_SIZE}: {fault.message}")
         return True
 
     def lower_maximum(self, name: str, most: int, fault: _Fault) -> None:
-        """Let the range of a size end at `most`."""
+        """Lower the maximum of a size to `most`."""
         self.ranges[name] = (self.ranges[name][0], most)
-        self.notes.append(f"{name} ends at {most}: {fault.message}")
+        self.notes.append(f"{name} is at most {most}: {fault.message}")
 
     def batching(self, program: Program, base: Sizes, max_batch: int) -> Batching:
         """Return whether this many requests to the final program may share a run."""

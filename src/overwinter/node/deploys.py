@@ -1,4 +1,4 @@
-"""Deploys and removes functions, and restores those of an earlier node."""
+"""Deploys and removes functions, and restores those of an earlier run of the node."""
 
 import asyncio
 from collections.abc import Callable, Sequence

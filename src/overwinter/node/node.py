@@ -77,9 +77,9 @@ class Node:
     async def profile(
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: ReportProgress
     ) -> Profile:
-        """Measure configurations of a function on this machine, known ones only if `options.again`; `report` receives
-        the progress. Raises NotFoundError, ConflictError for an unloaded function or a program in slices, CallerError
-        for impossible configurations, WorkerError.
+        """Measure configurations of a function on this machine, and skip known ones unless `options.again`. `report`
+        receives the progress. Raises NotFoundError, ConflictError for an unloaded function or a program in slices,
+        CallerError for impossible configurations, WorkerError.
         """
         function = self._find(name, version)
         if self._registry.view(name, version).lifecycle == "unloaded":

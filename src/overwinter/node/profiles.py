@@ -19,7 +19,7 @@ class Profiles(Protocol):
         ...
 
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress, /) -> Profile:
-        """Measure the configurations of `options`, known ones only if `options.again`; raise OverwinterError."""
+        """Measure the configurations of `options`; known ones are skipped unless `options.again`."""
         ...
 
     def measure_soon(self, function: DeployedFunction, /) -> None:

@@ -1,8 +1,9 @@
 """Verifies that the blocks in memory have not changed.
 
 A flipped bit would give wrong answers as long as the block stays. So all blocks are hashed again, continuously one
-after another, with a small share of one core. Blocks that an earlier node left in memory come first, and without
-pauses while cores are idle; a start that needs one of them earlier waits until it is hashed (worker_actions.py).
+after another, with a small share of one core. Blocks that an earlier run of the node left in memory come first, and
+without pauses while cores are idle; a start that needs one of them earlier waits until it is hashed
+(worker_actions.py).
 
 A block whose hash does not match its address is dropped from memory, every process that may use it is killed, and the
 block is loaded from the disk again.

@@ -95,8 +95,8 @@ class WorkerActions:
             then()
 
     async def _verify(self, function: DeployedFunction, host: HostStore, files: Sequence[Address]) -> bool:
-        """Verify the files that an earlier node left in memory, before they are used, the largest first. Returns False
-        if the node stops meanwhile.
+        """Verify the files that an earlier run of the node left in memory, before they are used, the largest first.
+        Returns False if the node stops meanwhile.
         """
         sizes = {blob.address: blob.nbytes for blob in function.blobs}
         left = iter(sorted(host.unverified(files), key=sizes.__getitem__, reverse=True))

@@ -81,8 +81,8 @@ class Profiler:
         return None
 
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress) -> Profile:
-        """Measure the configurations of `options`, known ones only if `options.again`. Results are stored even if the
-        rest fails or is cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs,
+        """Measure the configurations of `options`, and skip known ones unless `options.again`. Results are stored even
+        if the rest fails or is cancelled. Raises CallerError for an impossible configuration, WorkerError if none runs,
         TURN_S is over or the measurements are impossible.
         """
         loop = asyncio.get_running_loop()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from overwinter.core.actions import Drop, Evict, LoadBlocks
 from overwinter.core.ids import Address, OperationId, Seconds, StoreName
-from overwinter.scheduler import homes, residency
+from overwinter.scheduler import fixed_devices, residency
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.resources import store_owner
@@ -54,7 +54,7 @@ def release(cycle: Cycle, function: Function) -> None:
         cycle.state.tenant(function.spec.tenant).release(function.sizes.keys())
     if function.pool is not None:
         residency.forget(cycle, function)
-        homes.leave(cycle, function)
+        fixed_devices.release(cycle, function)
     cycle.state.evictable.pop(function.spec.id, None)
     drop_unused(cycle, function.sizes, function.spec.store)
 

@@ -9,7 +9,7 @@ the other one. They are refused only if neither can serve them.
 from collections.abc import Collection, Iterable, Iterator
 
 from overwinter.core.ids import RequestId, program_id, whole_id
-from overwinter.scheduler import families, homes, order, shared_runs, swaps
+from overwinter.scheduler import families, fixed_devices, order, shared_runs, swaps
 from overwinter.scheduler.answers import refuse, refuse_queue
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.limits import why_never_runs
@@ -63,7 +63,7 @@ def _is_usable(cycle: Cycle, function: Function) -> bool:
         id_ = function.spec.id
         serves = any(worker.is_serving and worker.serves(id_) for worker in function.workers.values())
         return serves or not (backs_off or why_never_runs(function))
-    if backs_off or function.pool.no_device_reason or not homes.can_be_bound(cycle, function):
+    if backs_off or function.pool.no_device_reason or not fixed_devices.can_be_bound(cycle, function):
         return False
     return any(each.executor is not None or each.is_free(cycle.now) for each in swaps.fitting(cycle, function))
 

@@ -23,8 +23,8 @@ from overwinter.scheduler import (
     device_order,
     device_runs,
     executors,
+    fixed_devices,
     functions,
-    homes,
     residency,
     slices,
     swaps,
@@ -75,13 +75,15 @@ def assign_devices(cycle: Cycle) -> None:
 def _first(cycle: Cycle) -> list[Function]:
     """Return the waiting functions that a step looks at: all, if each must be bound to a device."""
     waiting = cycle.state.pool.waiting
-    return list(waiting if homes.are_used(cycle) else waiting.first())
+    return list(waiting if fixed_devices.are_used(cycle) else waiting.first())
 
 
 def _servable(cycle: Cycle) -> list[Function]:
     """Return the waiting functions that a device may serve: if functions are bound to devices, only those that are."""
     functions = _first(cycle)
-    return [each for each in functions if homes.may_have_device(cycle, each)] if homes.are_used(cycle) else functions
+    if not fixed_devices.are_used(cycle):
+        return functions
+    return [each for each in functions if fixed_devices.may_have_device(cycle, each)]
 
 
 def _refuse_unservable(cycle: Cycle) -> None:
@@ -92,7 +94,7 @@ def _refuse_unservable(cycle: Cycle) -> None:
     any_out = any(each.is_out(cycle.now) for each in pool.devices.values())
     for function in _first(cycle):
         pooled, id_ = pool_record(function), function.spec.id
-        if homes.are_used(cycle) and homes.find_or_bind(cycle, function) is None:
+        if fixed_devices.are_used(cycle) and fixed_devices.find_or_bind(cycle, function) is None:
             if cycle.policy.device_binding == "native":
                 why = f"function {id_} needs {pooled.nbytes} bytes, and no device has as many beside bound functions"
                 refuse_waiting(cycle, function, "NoSpaceError", why, config.retry_after_min_s)
@@ -137,7 +139,7 @@ def _serve_in_order(cycle: Cycle) -> None:
         _serve_one(cycle, long, _free(cycle))
     _serve(cycle, candidates, coming)
     # Those behind the first functions matter only where these leave a device free.
-    if (free := _free(cycle)) and not homes.are_used(cycle):
+    if (free := _free(cycle)) and not fixed_devices.are_used(cycle):
         tenants = {None if each.owner is None else each.owner[0] for each in free}
         further = pool.waiting.further(tenants, max(each.config.memory_bytes for each in free))
         _serve(cycle, further, coming)
@@ -198,7 +200,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
     )
     suitable = slices.suitable(cycle, function, fitting)
     if not suitable:
-        slices.check_again(cycle, function)
+        slices.arm_overdue_timer(cycle, function)
         return False
     options = swaps.options(cycle, function, suitable)
     pool, rule, first = cycle.state.pool, RULES[cycle.policy.device_binding], Choice(options[0].device)
@@ -216,7 +218,7 @@ def _begin(cycle: Cycle, function: Function, free: list[Device]) -> bool:
 def could_begin(cycle: Cycle, function: Function) -> bool:
     """Whether a free device serves the function now."""
     owner = owner_of(cycle, function)
-    if homes.are_used(cycle) and pool_record(function).home is None:
+    if fixed_devices.are_used(cycle) and pool_record(function).fixed_device is None:
         return False
     free = [each for each in swaps.fitting(cycle, function) if each.executor is not None and each.is_free(cycle.now)]
     return bool(slices.suitable(cycle, function, [each for each in free if each.owner == owner]))
@@ -289,10 +291,10 @@ def _replace_for_unserved(cycle: Cycle) -> None:
     failed: set[tuple[TenantId | None, int, DeviceId | None, Collection[DeviceId]]] = set()
     for function in _servable(cycle):
         owner, pooled = owner_of(cycle, function), pool_record(function)
-        if pooled.nbytes <= largest_bytes.get(owner, 0) and pooled.home is None and not pooled.unplaced:
+        if pooled.nbytes <= largest_bytes.get(owner, 0) and pooled.fixed_device is None and not pooled.unplaced:
             continue
         unplaced = frozenset(name for name, is_final in pooled.unplaced.items() if is_final)
-        fit = owner[0], bisect_left(sizes, pooled.nbytes), pooled.home, unplaced
+        fit = owner[0], bisect_left(sizes, pooled.nbytes), pooled.fixed_device, unplaced
         if fit in failed:
             continue
         devices = list(swaps.fitting(cycle, function))

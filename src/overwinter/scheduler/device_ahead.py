@@ -85,7 +85,7 @@ def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
         return False
     if now < cycle.state.pool.unprepared_until.get(function.spec.tenant, 0.0):
         return False
-    if pooled.nbytes > device.config.memory_bytes or pooled.home not in (None, name) or name in pooled.unplaced:
+    if pooled.nbytes > device.config.memory_bytes or pooled.fixed_device not in (None, name) or name in pooled.unplaced:
         return False
     return owner_of(cycle, function) == device.owner
 

@@ -91,7 +91,7 @@ def _check_residents(cycle: Cycle, device: Device) -> None:
         else:
             assert function.loaded, f"{id_} is on {name} but not in the host store"
             assert cycle.state.functions[id_] is function, f"{id_} is on {name} but removed"
-            assert pool_record(function).home in (None, name), f"{id_} is on {name} but bound to another device"
+            assert pool_record(function).fixed_device in (None, name), f"{id_} is on {name} but bound to another device"
     assert +device.blocks.holders == wanted, f"the number of holders of a block on {name} is wrong"
     check_exclusive(device.blocks, {id_: resident.sizes for id_, resident in device.residents.items()})
     assert set(device.blocks.sizes) == set(wanted), f"a block on {name} has no holder"

@@ -13,7 +13,7 @@ from overwinter.core.actions import Reply, RunOnDevice
 from overwinter.core.errors import NoSpaceError
 from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
-from overwinter.scheduler import counterpart, device_sharing, homes, residency, shared_runs, swaps
+from overwinter.scheduler import counterpart, device_sharing, fixed_devices, residency, shared_runs, swaps
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import correct_run, count_answer, count_run
@@ -185,11 +185,11 @@ def _evict_for_run(
 
 def _evict_for_references(cycle: Cycle, functions: Sequence[Function], device: Device) -> tuple[FunctionId, ...]:
     """Evict the least recently used other functions until the device can take `functions` within REFERENCES_MAX, unless
-    functions are bound to devices (homes.py).
+    functions are bound to devices (fixed_devices.py).
     """
     evicted: list[FunctionId] = []
     new = sum(len(pool_record(each).sizes) for each in functions if each.spec.id not in device.residents)
-    others = iter([] if homes.are_used(cycle) else list(device.residents.values()))
+    others = iter([] if fixed_devices.are_used(cycle) else list(device.residents.values()))
     while device.blocks.references + new > REFERENCES_MAX and (other := next(others, None)) is not None:
         if other.function not in functions:
             residency.drop(cycle, device, other.function.spec.id)

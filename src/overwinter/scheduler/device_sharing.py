@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 
 from overwinter.core.ids import Address
-from overwinter.scheduler import homes, latency, shared_runs, swaps
+from overwinter.scheduler import fixed_devices, latency, shared_runs, swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.policies.device_binding import transfer_s
@@ -41,7 +41,7 @@ def _may_run(cycle: Cycle, other: Function, device: Device) -> bool:
     """Whether requests of a function that waits could be in a shared run on a device."""
     if other.waits_in != "devices" or other.spec.settings.max_batch == 1 or pool_record(other).unplaced:
         return False
-    if homes.are_used(cycle) and pool_record(other).home != device.config.name:
+    if fixed_devices.are_used(cycle) and pool_record(other).fixed_device != device.config.name:
         return False
     return swaps.owner_of(cycle, other) == device.owner
 

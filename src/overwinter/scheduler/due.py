@@ -10,7 +10,16 @@ from typing import get_args
 from overwinter.core.actions import StopWorker
 from overwinter.core.ids import FunctionId, Seconds, WorkerId
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, device_order, executors, families, functions, homes, shared_runs, worker_exits
+from overwinter.scheduler import (
+    ahead,
+    device_order,
+    executors,
+    families,
+    fixed_devices,
+    functions,
+    shared_runs,
+    worker_exits,
+)
 from overwinter.scheduler.admission import start_workers
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused, was_unloaded
@@ -82,7 +91,7 @@ def _function(cycle: Cycle, function: Function) -> None:
         if function.pool is not None:
             device_order.count_answer(cycle, function, in_time=False)
     if function.pool is not None:
-        homes.check(cycle, function)
+        fixed_devices.check(cycle, function)
     family = function.family
     if family.first_member is function and family.check_at is not None and family.check_at <= now:
         scaled = end_period(cycle, family)

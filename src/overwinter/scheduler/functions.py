@@ -7,7 +7,7 @@ from overwinter.core.errors import no_function
 from overwinter.core.events import Deployed
 from overwinter.core.ids import FunctionId, Seconds
 from overwinter.core.versions import Versions
-from overwinter.scheduler import counterpart, device_ahead, families, homes, order, policy_failures, residency
+from overwinter.scheduler import counterpart, device_ahead, families, fixed_devices, order, policy_failures, residency
 from overwinter.scheduler.answers import forget_tenant, refuse_queue, refuse_unloaded
 from overwinter.scheduler.backoff import backoff_s
 from overwinter.scheduler.binding import stop_using
@@ -190,7 +190,7 @@ def _release_all(cycle: Cycle, function: Function, why: str) -> None:
         residency.drain_runs(cycle, function)
     release(cycle, function)
     if function.pool is not None:
-        function.pool.home, cycle.devices_changed = None, True
+        function.pool.fixed_device, cycle.devices_changed = None, True
         state.pool.departures += 1
 
 
@@ -210,8 +210,8 @@ def watch(cycle: Cycle, function: Function) -> None:
         times.append(function.kept_since + keep_alive_s)
     check_at = function.family.check_at if function.family.first_member is function else None
     times += [at for at in (function.batch_at, check_at) if at is not None]
-    home_until = inf if function.pool is None else homes.leaves_at(cycle, function)
-    if home_until < inf:
-        times.append(home_until)
+    bound_until = inf if function.pool is None else fixed_devices.ends_at(cycle, function)
+    if bound_until < inf:
+        times.append(bound_until)
     if times:
         cycle.timers.arm(function.spec.id, min(times))

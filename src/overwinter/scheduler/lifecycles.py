@@ -1,4 +1,4 @@
-"""The lifecycles of functions and workers. Their states are derived from facts and not stored."""
+"""The lifecycles of functions and workers. Their states are not stored; they are computed from the tables."""
 
 from typing import Literal
 

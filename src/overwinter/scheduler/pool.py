@@ -286,7 +286,7 @@ class PoolRecord(msgspec.Struct, eq=False):
     """Its runs in progress."""
     times: RunTimes = msgspec.field(default_factory=RunTimes)
     outcomes: Outcomes = msgspec.field(default_factory=Outcomes)
-    home: DeviceId | None = None
+    fixed_device: DeviceId | None = None
     """The device to which it is bound, under the policies that bind before the first run."""
     departures_at_misfit: int | None = None
     """The `departures` of the pool when it last fitted on no device beside the functions that are bound there."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from overwinter.scheduler import device_order, homes, swaps
+from overwinter.scheduler import device_order, fixed_devices, swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.pool import Device, DeviceOwner
 from overwinter.scheduler.victims import KEPT_FOR_TENANT_S
@@ -71,7 +71,7 @@ def _behind_s(cycle: Cycle, device: Device, owner: DeviceOwner) -> float:
 def is_wanted(cycle: Cycle, device: Device) -> bool:
     """Whether a function of the owner that has the device, or for which it is reserved, waits and can run there."""
     waiting = () if device.owner is None else cycle.state.pool.waiting.first(*device.owner)
-    return any(device in swaps.fitting(cycle, each) for each in waiting if homes.may_have_device(cycle, each))
+    return any(device in swaps.fitting(cycle, each) for each in waiting if fixed_devices.may_have_device(cycle, each))
 
 
 def idle_since(device: Device) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from overwinter.core.ids import FunctionId
-from overwinter.scheduler import device_runs, homes, sizing, swaps
+from overwinter.scheduler import device_runs, fixed_devices, sizing, swaps
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies.device_ahead import Demand, wants_replica
 from overwinter.scheduler.policies.device_binding import least_wait
@@ -24,7 +24,7 @@ CHECKED_MAX = 8
 
 def watch(cycle: Cycle, function: Function) -> None:
     """Have the rate of a function compared again with what its devices can do."""
-    if cycle.policy.device_ahead == "replicas" and function.pool is not None and not homes.are_used(cycle):
+    if cycle.policy.device_ahead == "replicas" and function.pool is not None and not fixed_devices.are_used(cycle):
         cycle.state.pool.rate_changed.setdefault(function.spec.id)
 
 

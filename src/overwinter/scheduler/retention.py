@@ -9,7 +9,7 @@ the family has a free slot.
 from math import inf
 
 from overwinter.core.ids import Seconds, WorkerId
-from overwinter.scheduler import families, homes, idle, residency, victims
+from overwinter.scheduler import families, fixed_devices, idle, residency, victims
 from overwinter.scheduler.binding import UNBOUND_MAX, stop_using
 from overwinter.scheduler.blocks import drop_unused, evict_blocks_of, host_bytes, missing_bytes
 from overwinter.scheduler.cycle import Cycle
@@ -37,7 +37,7 @@ def settle(cycle: Cycle, function: Function) -> None:
     elif function.loaded:
         cycle.state.evictable.pop(function.spec.id, None)
     if function.pool is not None:
-        homes.watch(cycle, function)
+        fixed_devices.watch(cycle, function)
 
 
 def _note_waiting(cycle: Cycle, function: Function) -> None:

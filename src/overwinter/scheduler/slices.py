@@ -5,18 +5,19 @@ loaded into the host store, if there is space for which nobody waits, and are br
 waits for a device; for a slice without such a device, an executor is started on an empty one. Then slices that are
 on no device come over the links of several devices at once.
 
-A slice waits for a busy device that has it, if that is free sooner than the slice could be brought to another one.
-Otherwise requests that arrive one soon after the other would bring slices that a device has, and evict others for them.
+A slice waits for a busy device that has it, if that wait is shorter than the time for which a run on another device
+would wait for the slice's blocks. Otherwise requests in quick succession would copy a slice to a second device although
+one has it already, and evict other slices for the copy.
 
-With fewer devices than slices, each slice takes the place of the one that requests need last. If every slice took the
-place of the one that was used longest ago, all of them would be brought for each request.
+With fewer devices than slices, each slice evicts the slice of its program whose next use is furthest in the future
+(Belady's rule). If each evicted the least recently used one, all slices would be brought for each request.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import inf
 
 from overwinter.core.ids import Seconds, slice_number, whole_id
-from overwinter.scheduler import device_runs, executors, homes, swaps
+from overwinter.scheduler import device_runs, executors, fixed_devices, swaps
 from overwinter.scheduler.blocks import begin_load, missing_bytes
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Operation
@@ -31,14 +32,14 @@ NEVER = (True, inf)
 
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
     """Return the devices of `serving` on which the function may run: all of them, unless it is a slice and functions
-    are not bound to devices (homes.py). Because each request needs all slices, a later one runs where nothing is
-    evicted for it. It waits for the end of its transfer, or for an executor on such a device that can be started or is
-    starting, unless the start is overdue. If there is no such device, a slice runs where it takes the place of other
-    functions, or of the slice that is needed last. A slice also waits for a device that has it, if that is free sooner
-    than the slice is brought to another.
+    are not bound to devices (fixed_devices.py). Because each request needs all slices, a later one runs where nothing
+    is evicted for it. It waits for the end of its transfer, or for an executor on such a device that can be started or
+    is starting, unless the start is overdue. If there is no such device, a slice runs where it takes the place of other
+    functions, or of the slice of its program whose next use is furthest in the future. A slice also waits for a busy
+    device that has it, if that wait is shorter than the wait for blocks on each of these.
     """
     is_later = slice_number(function.spec.id) is not None
-    if homes.are_used(cycle) or not (is_later or function.spec.following):
+    if fixed_devices.are_used(cycle) or not (is_later or function.spec.following):
         return serving
     if is_later and _waits(cycle, function, serving):
         return []
@@ -53,9 +54,9 @@ def is_transferring(cycle: Cycle, function: Function) -> bool:
     return any(each is not None and not each.parts and each.function is function for each in operations)
 
 
-def check_again(cycle: Cycle, function: Function) -> None:
-    """Arm the timer by which a slice that waits for a busy device is placed anew once the run there is overdue, because
-    that run may never end.
+def arm_overdue_timer(cycle: Cycle, function: Function) -> None:
+    """Arm a timer for the time at which the run on the busy device is overdue, because that run may never end. Then the
+    slice that waits for the device is assigned again.
     """
     at = min((each.overdue_at for each in _busy_with(cycle, function)), default=inf)
     if at < inf:
@@ -80,7 +81,7 @@ def _fits_without_eviction(function: Function, device: Device) -> bool:
 
 
 def _is_free_sooner(cycle: Cycle, function: Function, devices: Sequence[Device]) -> bool:
-    """Whether a busy device that has a slice is free sooner than the slice is brought to one of these."""
+    """Whether the wait for a busy device that has a slice is shorter than the wait for blocks on each of these."""
     left_s = min((each.ends - cycle.now for each in _busy_with(cycle, function)), default=inf)
     if left_s == inf or not devices:
         return False
@@ -101,7 +102,7 @@ def _busy_with(cycle: Cycle, function: Function) -> list[Operation]:
 
 
 def _least_needed(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
-    """Return those of these devices where the evicted slices of the program are those that are needed last."""
+    """Return those of these devices where the next use of the evicted slices is furthest in the future."""
     needed = {each: min(_needed(cycle, function, each), default=NEVER) for each in serving}
     last = max(needed.values(), default=NEVER)
     return [each for each in serving if needed[each] == last]
@@ -142,15 +143,15 @@ def _is_overdue(cycle: Cycle, device: Device) -> bool:
 
 def check(cycle: Cycle) -> None:
     """Begin the loads and transfers of the slices that requests will reach, and start executors for them."""
-    if cycle.policy.device_ahead != "replicas" or homes.are_used(cycle):
+    if cycle.policy.device_ahead != "replicas" or fixed_devices.are_used(cycle):
         return
-    coming = dict(_coming(cycle))
+    later = dict(_later_slices(cycle))
     starting = [each for each in cycle.state.pool.devices.values() if each.coming_owner is not None]
-    for function, since in coming.items():
+    for function, since in later.items():
         if not _may_come(cycle, function):
             continue
         if function.loaded:
-            _bring(cycle, function, coming, starting)
+            _bring(cycle, function, later, starting)
         # Others that wait for bytes, or its keep-alive, may evict it at once; so it is loaded once for each run.
         elif (
             pool_record(function).loaded_ahead_at < since
@@ -161,8 +162,8 @@ def check(cycle: Cycle) -> None:
             begin_load(cycle, function)
 
 
-def _coming(cycle: Cycle) -> Iterator[tuple[Function, Seconds]]:
-    """Yield the later slices of the programs that have requests in an earlier one, and since when."""
+def _later_slices(cycle: Cycle) -> Iterator[tuple[Function, Seconds]]:
+    """Yield the later slices of the programs of which an earlier slice runs now, with the start of that run."""
     devices = cycle.state.pool.executors.values()
     for operation in [each.operation for each in devices if each.operation is not None]:
         for part in operation.parts:

@@ -31,7 +31,7 @@ def large_enough(cycle: Cycle, function: Function) -> Iterator[Device]:
     """Yield the devices with enough memory for the function; only one if it is bound to one."""
     pooled = pool_record(function)
     for device in cycle.state.pool.devices.values():
-        if pooled.nbytes <= device.config.memory_bytes and pooled.home in (None, device.config.name):
+        if pooled.nbytes <= device.config.memory_bytes and pooled.fixed_device in (None, device.config.name):
             yield device
 
 
@@ -180,7 +180,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
     candidates = [
         each
         for each in device.residents.values()
-        if each.function is not function and pool_record(each.function).home != device.config.name
+        if each.function is not function and pool_record(each.function).fixed_device != device.config.name
     ]
 
     freed = _freed_bytes(function, device)

@@ -8,9 +8,9 @@ partial block. Readers get read-only file descriptors and map those; they need n
                                   └──any error──▶ absent                  (open mappings keep their bytes)
 
 A file was complete before it was renamed to its address, so at its start a node only removes drafts and unneeded
-blocks, and compares sizes (`sweep`). Memory may change meanwhile: blocks of an earlier node are `unverified` until
-`verify` has hashed them, which must happen before descriptors are passed on. One process owns a host store; its threads
-may use it concurrently.
+blocks, and compares sizes (`sweep`). Memory may change meanwhile: blocks of an earlier run of the node are `unverified`
+until `verify` has hashed them, which must happen before descriptors are passed on. One process owns a host store; its
+threads may use it concurrently.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A reserve file, with which a node can start and remove functions on a full disk.
+"""A reserve file. It lets a node start, and lets functions be removed, while the disk is full.
 
 The file is deleted before such an operation when the disk has less free space than the file should have, and created
 again when none is in progress, as far as there is space. So a removal frees the space that the next removal needs.

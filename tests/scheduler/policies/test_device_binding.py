@@ -8,7 +8,7 @@ from overwinter.scheduler.policies.device_binding import (
     Option,
     Peer,
     at_random,
-    home,
+    fixed_device,
     least_wait,
     torpor,
     transfer_s,
@@ -64,5 +64,5 @@ def test_random_binding_keeps_to_a_device_with_the_function_and_spreads_otherwis
 
 
 def test_a_home_is_the_device_on_which_most_bytes_remain():
-    assert home({"a": 3, "b": 7, "c": -1}) == "b"
-    assert home({"a": -1}) is None
+    assert fixed_device({"a": 3, "b": 7, "c": -1}) == "b"
+    assert fixed_device({"a": -1}) is None

@@ -2,7 +2,7 @@
 
 By default, what decides is the time until the function's missing blocks are on a device, as far as its execution does
 not hide it. The baselines `native` and `infless` bind a function to one device before its first run: the function then
-has only this option, and `home` chooses the device.
+has only this option, and `fixed_device` chooses the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -130,7 +130,7 @@ def _mixed(number: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def home(free_bytes: Mapping[DeviceId, int]) -> DeviceId | None:
+def fixed_device(free_bytes: Mapping[DeviceId, int]) -> DeviceId | None:
     """Return the device to which a function is bound: the one on which the most bytes would remain free; None: it fits
     on none. `free_bytes`: the bytes that would remain on each device, negative where the function does not fit.
     """

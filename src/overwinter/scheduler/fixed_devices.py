@@ -14,7 +14,7 @@ from overwinter.scheduler import residency
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.policies import keepalive
-from overwinter.scheduler.policies.device_binding import home
+from overwinter.scheduler.policies.device_binding import fixed_device
 from overwinter.scheduler.pool import pool_record
 from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import owner_of
@@ -22,7 +22,7 @@ from overwinter.scheduler.swaps import owner_of
 
 def may_have_device(cycle: Cycle, function: Function) -> bool:
     """Whether a device may serve the function: it is bound to one, or functions are not bound to devices."""
-    return pool_record(function).home is not None or not are_used(cycle)
+    return pool_record(function).fixed_device is not None or not are_used(cycle)
 
 
 def are_used(cycle: Cycle) -> bool:
@@ -33,18 +33,18 @@ def are_used(cycle: Cycle) -> bool:
 def find_or_bind(cycle: Cycle, function: Function) -> DeviceId | None:
     """Return the device to which a function is bound, and bind it if it is not; None: it fits on none."""
     pooled, departures = pool_record(function), cycle.state.pool.departures
-    if pooled.home is None and pooled.departures_at_misfit != departures:
-        pooled.home = home(dict(_bytes_left(cycle, function)))
-        pooled.departures_at_misfit = departures if pooled.home is None else None
-    return pooled.home
+    if pooled.fixed_device is None and pooled.departures_at_misfit != departures:
+        pooled.fixed_device = fixed_device(dict(_bytes_left(cycle, function)))
+        pooled.departures_at_misfit = departures if pooled.fixed_device is None else None
+    return pooled.fixed_device
 
 
 def can_be_bound(cycle: Cycle, function: Function) -> bool:
     """Whether a function is bound to a device, or could be, if that is necessary."""
     pooled, departures = pool_record(function), cycle.state.pool.departures
-    if not are_used(cycle) or pooled.home is not None:
+    if not are_used(cycle) or pooled.fixed_device is not None:
         return True
-    return pooled.departures_at_misfit != departures and home(dict(_bytes_left(cycle, function))) is not None
+    return pooled.departures_at_misfit != departures and fixed_device(dict(_bytes_left(cycle, function))) is not None
 
 
 def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:
@@ -54,8 +54,8 @@ def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, in
     pool, owner, sizes = cycle.state.pool, owner_of(cycle, function), pool_record(function).sizes
     bound: dict[DeviceId, list[Function]] = {name: [] for name in pool.devices}
     for each in cycle.state.functions.values():
-        if each.pool is not None and each.pool.home is not None:
-            bound[each.pool.home].append(each)
+        if each.pool is not None and each.pool.fixed_device is not None:
+            bound[each.pool.fixed_device].append(each)
     for name, others in bound.items():
         if any(owner_of(cycle, each) != owner for each in others):
             continue
@@ -65,10 +65,10 @@ def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, in
         yield name, pool.devices[name].config.memory_bytes - blocks.nbytes - blocks.missing(sizes)
 
 
-def leaves_at(cycle: Cycle, function: Function) -> float:
+def ends_at(cycle: Cycle, function: Function) -> float:
     """Return when a function leaves its device for lack of use; inf: it does not."""
     pooled = pool_record(function)
-    if cycle.policy.device_binding != "infless" or pooled.home is None or function.queue or pooled.running:
+    if cycle.policy.device_binding != "infless" or pooled.fixed_device is None or function.queue or pooled.running:
         return inf
     own = function.spec.settings.keep_alive_s
     at_most_s = cycle.policy.keep_alive_s if own is None else own
@@ -77,23 +77,23 @@ def leaves_at(cycle: Cycle, function: Function) -> float:
 
 def watch(cycle: Cycle, function: Function) -> None:
     """Set the function's timer to the end of its keep-alive."""
-    at = leaves_at(cycle, function)
+    at = ends_at(cycle, function)
     if at < inf:
         cycle.timers.arm(function.spec.id, at)
 
 
 def check(cycle: Cycle, function: Function) -> None:
     """Let a function that has been idle for its keep-alive leave its device."""
-    if leaves_at(cycle, function) <= cycle.now:
+    if ends_at(cycle, function) <= cycle.now:
         residency.forget(cycle, function)
-        leave(cycle, function)
+        release(cycle, function)
 
 
-def leave(cycle: Cycle, function: Function) -> None:
+def release(cycle: Cycle, function: Function) -> None:
     """End the binding of a function to its device under `infless`, also when it releases its blocks: otherwise
     functions whose blocks are loaded would wait for its device while it waits for space in the host store.
     """
     pooled = pool_record(function)
-    if cycle.policy.device_binding == "infless" and pooled.home is not None:
-        pooled.home, cycle.devices_changed = None, True
+    if cycle.policy.device_binding == "infless" and pooled.fixed_device is not None:
+        pooled.fixed_device, cycle.devices_changed = None, True
         cycle.state.pool.departures += 1
