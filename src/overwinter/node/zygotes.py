@@ -144,7 +144,7 @@ class Zygotes:
         return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
 
     def begin(self, tenant: TenantId, limits: ForkLimits) -> ZygoteProcess | None:
-        """Start a tenant's zygote, at the limit in place of an unused one; None if the system or base zygote cannot."""
+        """Start a tenant's zygote; at the limit, first stop an unused one. None: the system or base zygote fails."""
         unused = self._unused()
         if len(self.tenants) >= self._settings.zygotes_max and unused is not None:
             self.end(unused)
@@ -289,7 +289,7 @@ class Zygotes:
         if zygote.pending.pop(answer, None) is None:
             raise ValueError(f"it was not asked for that ({answer})")
         for oldest in zygote.pending:
-            # A zygote that answers works, so the next wait begins anew. Its children answer in any order.
+            # The answer shows that the zygote works, so the wait for the oldest begins anew. Answers come in any order.
             zygote.pending[oldest] = 0
             break
 

@@ -25,7 +25,10 @@ def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[st
     images = [read(number, content, state) for number, content in enumerate(inputs["image"])]
     sizes = sorted({(image.shape[2], image.shape[1]) for image in images})
     if len(sizes) > 1:
-        raise CallerError(f"the images of input 'image' have sizes {sizes[0]} and {sizes[1]}; all must have one size")
+        raise CallerError(
+            f"the images of input 'image' have different sizes after preprocessing (width, height), {sizes[0]} and "
+            f"{sizes[1]}; those of one request must have one size"
+        )
     return {"pixel_values": torch.stack(images).to(getattr(torch, state["dtype"]))}
 
 

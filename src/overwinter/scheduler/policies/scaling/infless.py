@@ -1,8 +1,9 @@
 """INFless (ASPLOS'22): batches, with the best rate per core, wherever cores are free.
 
-As in Tetris's comparison (5.1), there is one run at a time, and a batch only where it fills in time: by equation (3) of
-Tetris, and where the remaining rate is at least b/(slo - l). A function whose profile has no batches gets batch 1. The
-preference for leftover resources means on one machine: among equals, the configuration with fewer cores.
+As in Tetris's comparison (5.1), each worker has one run at a time, and a batch only where it fills in time: by equation
+(3) of Tetris, and where the remaining rate is at least b/(slo - l). A function whose profile has no batches gets batch
+1. INFless also prefers to leave few resources of a server over. On one machine this becomes: among configurations with
+an equal rate per core, the one with fewer cores.
 """
 
 import math
