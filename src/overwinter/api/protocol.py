@@ -189,12 +189,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._once.clear()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the path."""
+        """A part of the URL, which includes the query."""
         if self._in_copy:
             return
         super().on_url(url)
         if len(self.url) > URL_MAX:
-            self._stop(414, f"the path of the request is longer than {URL_MAX} bytes")
+            self._stop(414, f"the URL of the request is longer than {URL_MAX} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer. Trailers are ignored: a proxy that sets headers does not see them."""

@@ -39,4 +39,4 @@ class Result(msgspec.Struct, frozen=True):
     outputs: list[Tensor]
     """The outputs, in the order of the specs."""
     start: Start
-    """What the function needed for the request."""
+    """What the function needed to start: nothing (warm), a bind, or its weights from the host or from disk."""

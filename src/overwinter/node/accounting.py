@@ -19,7 +19,7 @@ from overwinter.core.ids import Address, Seconds, StoreName, WorkerId
 from overwinter.node import clock
 from overwinter.node.faults import Faults
 from overwinter.node.memory import PAGE_BYTES, directory_memory, process_memory
-from overwinter.node.process_stat import PAGE_FAULTS, stat_field
+from overwinter.node.process_stat import MINOR_FAULTS, stat_field
 from overwinter.node.processes import Processes
 from overwinter.scheduler.memory import SLACK, SLACK_BYTES
 from overwinter.scheduler.published import NO_BLOCKS, Published, StoreBlocks
@@ -156,7 +156,7 @@ class Accounting:
         cpu_time_s = clock.cpu_time_s(process.pid)
         if cpu_time_s is None or cpu_time_s == known.cpu_time_s:
             return known
-        return known._replace(cpu_time_s=cpu_time_s, last=stat_field(process.pid, PAGE_FAULTS))
+        return known._replace(cpu_time_s=cpu_time_s, last=stat_field(process.pid, MINOR_FAULTS))
 
     async def compare(self) -> None:
         """Compare once."""

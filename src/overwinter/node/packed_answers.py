@@ -1,7 +1,8 @@
 """The messages of workers and executors as the node receives them.
 
-The senders are untrusted: a message of a few bytes for each tensor can hold far more tensors than a run has. So the
-outcomes of an answer are decoded one by one, after their number was compared with the run.
+The senders are untrusted. A tensor takes only a few bytes in a message, so a small message can describe far more
+tensors than a run has. So the number of outcomes is compared with the requests of the run, and then they are decoded
+one by one.
 """
 
 from typing import Annotated

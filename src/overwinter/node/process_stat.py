@@ -1,10 +1,8 @@
 """Reads the kernel's figures of a process from /proc/PID/stat, which any process may read."""
 
 STAT_BYTES = 4096
-STATE, PARENT, PAGE_FAULTS, THREADS = 0, 1, 7, 17
-"""The fields behind the name of the process: its state, its parent, pages added or copied without reading a disk,
-threads.
-"""
+STATE, PARENT, MINOR_FAULTS, THREADS = 0, 1, 7, 17
+"""The fields behind the name of the process: its state, its parent, its minor page faults, its number of threads."""
 
 
 def stat_field(pid: int, field: int) -> int:

@@ -1,10 +1,11 @@
 """Isolates failures of policies: if a policy fails on one function, only that function is taken out of service.
 
-Policies that are called through `call_policy` change no table except the latency model, the trunk (trunks.py), and
-whether the SLO is infeasible. If one of them raises, `call_policy` returns the given default and records the function.
-The tables are consistent at that moment. At the end of the step, or of the next one after a failure in the work that is
-done before requests need it, the function is unloaded, as its owner could do, with the error as the reason; a version
-on trial is removed. Any other failure ends the node, also that of a policy that is called directly.
+Policies that are called through `call_policy` change no table except the latency model, the estimates for shared runs
+(trunks.py), and whether the SLO is infeasible. If one of them raises, `call_policy` returns the given default and
+records the function. The tables are consistent at that moment. At the end of the step, or of the next one after a
+failure in the work that is done before requests need it, the function is unloaded, as its owner could do, with the
+error as the reason; a version on trial is removed. Any other failure ends the node, also that of a policy that is
+called directly.
 """
 
 from collections.abc import Callable, Sequence

@@ -62,9 +62,9 @@ class SimulatedDevice:
     def __init__(self, config: DeviceConfig, host: SharedLink, timeline: Timeline) -> None:
         self.config = config
         self.memory = DeviceMemory(config.memory_bytes)
-        self.host = host
+        self.host_link = host
         """The link between it and the host; that of a switch, if it is behind one."""
-        self.peers: Mapping[DeviceId, SharedLink] = {
+        self.peer_links: Mapping[DeviceId, SharedLink] = {
             name: SharedLink(bytes_per_s, timeline) for name, bytes_per_s in config.peers.items()
         }
 
@@ -84,7 +84,9 @@ class SimulatedDevice:
 
 
 def simulated_devices(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, SimulatedDevice]:
-    """Return the devices by name. A switch has the least `switch_bytes_per_s` of the devices behind it."""
+    """Return the devices by name. The bandwidth of a switch is the least that a device behind it
+    gives: its `switch_bytes_per_s`, or its `bytes_per_s` if that is None.
+    """
     bandwidths: dict[str, float] = {}
     for each in configs:
         own = each.switch_bytes_per_s or each.bytes_per_s

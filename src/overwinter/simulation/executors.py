@@ -180,9 +180,9 @@ class Executors:
         device, peer = executor.device, run.action.peer
         there = () if peer is None else [each for each in missing if self._devices[peer].memory.has(each)]
         near = sum(missing[address] for address in there)
-        paths = [(device.host, device.config.bytes_per_s, run.moved_bytes - near)]
+        paths = [(device.host_link, device.config.bytes_per_s, run.moved_bytes - near)]
         if peer is not None:
-            paths.append((device.peers[peer], device.config.peers[peer], near))
+            paths.append((device.peer_links[peer], device.config.peers[peer], near))
         device.memory.coming = missing.keys()
         self._transfer(executor, run, [path for path in paths if path[2]])
 

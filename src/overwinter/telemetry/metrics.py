@@ -83,7 +83,7 @@ class _Node(Collector):
         yield from _verification(sources.verification)
         if known.devices:
             yield from device_metrics(known.devices, sources.statistics, tallies)
-        help_text = "Periodic checks of the node, and steps in its telemetry, that failed; the log has the reason."
+        help_text = "Periodic work of the node, and steps in its telemetry, that failed; the log has the reason."
         yield counter(
             "checks_failed", help_text, ["what"], (((what,), count) for what, count in sources.faults.copy().items())
         )

@@ -59,7 +59,7 @@ class FunctionStatistics(Tally):
         self.usual_run_s = self.usual_request_s = self.usual_wake_s = 0.0
         """The smoothed seconds of a run, of a run divided by all its requests, and of a wake; 0 until there was one."""
         self.background_core_s = 0.0
-        """The seconds that its workers computed beyond the cores of their runs."""
+        """The CPU seconds that its workers used in excess of the cores of their runs."""
         self.profiled: Seconds | None = None
         """When it was last measured, or its profile was read or corrected."""
         self.runs = self.run_requests = 0
@@ -104,7 +104,7 @@ class ServiceObserver:
         """
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
-        """A worker was ready, this long after its start, which included no run on zeros."""
+        """A worker was ready, this long after its start, which included no warm-up."""
 
     def removed(self, function: FunctionId) -> None:
         """A version was removed."""
@@ -161,7 +161,7 @@ class Statistics(Tracker[FunctionStatistics]):
         """Return the parts of a run on a device, except the programs that handlers called, which count as runs of
         workers, and except later slices of programs.
         """
-        return [part for part in run.parts if not is_part(part.spec.id) or self._is_counterpart(part.spec)]
+        return [own for own in run.parts if not is_part(own.spec.id) or self._is_counterpart(own.spec)]
 
     def _is_counterpart(self, spec: FunctionSpec) -> bool:
         """Whether requests reach this program without a handler."""

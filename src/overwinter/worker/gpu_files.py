@@ -1,4 +1,4 @@
-"""The files that the executor of an NVIDIA GPU needs beside those of every worker."""
+"""The files that the executor of an NVIDIA GPU needs in addition to those of every worker."""
 
 import glob
 

@@ -66,7 +66,8 @@ class Blocks:
         self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
 
     def take(self, blocks: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
-        """Return these blocks: those in `handed` from these descriptors, the others as mapped before.
+        """Return these blocks. `handed`: the descriptors of those that were sent, by index in `blocks`; the others are
+        mapped already.
 
         A failed block is represented by its error, so that later binds can use the others.
         """
@@ -122,8 +123,8 @@ def read_all(fd: int, nbytes: int) -> bytes:
 
 
 def read_program(fd: int, nbytes: int, address: Address) -> bytes:
-    """Return the content of a program; raise StoreError if it changed in memory. What is compiled from it may outlive
-    the block in memory, whose verification would then not find the change.
+    """Return the content of a program; raise StoreError if it changed in memory. What is compiled from it may stay
+    in use after the program has left the host store, where the verification would find a change later.
     """
     content = read_all(fd, nbytes)
     if address_of(content) != address:
