@@ -114,7 +114,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     if name is None:
         raise click.UsageError("Missing option '--name'.")
     from overwinter.api.deployer import DEPLOY_TIMEOUT_S, settings_of
-    from overwinter.cli.inputs import open_files
+    from overwinter.cli.inputs import read_files
     from overwinter.cli.progress import byte_bar
 
     started = time.monotonic()
@@ -124,12 +124,12 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     function_settings = settings_of(slo, given if device is None else given | {"device": device})
     code = None if handler is None else handler.read_text()
     files = {key: Path(path).read_bytes() for key, path in assets}
-    opened_sample = open_files(sample)
+    read_sample = read_files(sample)
     with connect(url, DEPLOY_TIMEOUT_S, tenant) as client:
         client.live()
         function = {"name": name, "handler": code, "assets": files, "tenant": tenant, "settings": function_settings}
         model = ModelSource(source, task, {key: _value(text) for key, text in options}, trust)
-        package = _packaged(model, function, opened_sample)
+        package = _packaged(model, function, read_sample)
         with byte_bar("uploading") as progress:
             uploaded = package.upload(client, progress)
     seconds = time.monotonic() - started

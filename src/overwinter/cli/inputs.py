@@ -34,12 +34,12 @@ class File(NamedTuple):
     content: bytes
 
 
-def open_files(assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str | File]]:
+def read_files(assignments: Sequence[tuple[str, str]]) -> list[tuple[str, str | File]]:
     """Read the files that the assignments name; raise OSError if one cannot be read."""
-    return [(name, _opened(text)) for name, text in assignments]
+    return [(name, _read(text)) for name, text in assignments]
 
 
-def _opened(text: str) -> str | File:
+def _read(text: str) -> str | File:
     return File(Path(text[1:]), Path(text[1:]).read_bytes()) if text.startswith("@") else text
 
 
@@ -54,7 +54,7 @@ def read_assignments(assignments: Sequence[tuple[str, str | File]], specs: Mappi
             raise CallerError(f"unknown input {name!r}; the inputs are {', '.join(specs) or 'none'}")
         if name in inputs:
             raise CallerError(f"input {name!r} is given twice")
-        given = _opened(text) if isinstance(text, str) else text
+        given = _read(text) if isinstance(text, str) else text
         value = _from_file(given, spec) if isinstance(given, File) else _from_text(given, spec)
         inputs[name] = _fitted(value, spec)
     return inputs

@@ -39,4 +39,6 @@ class Result(msgspec.Struct, frozen=True):
     outputs: list[Tensor]
     """The outputs, in the order of the specs."""
     start: Start
-    """What the function needed to start: nothing (warm), a bind, or its weights from the host or from disk."""
+    """What the request needed (core/actions.py): nothing (warm), a bind (bound), or a new worker or a transfer to a
+    device, with the blocks in the host store (host) or on disk (disk).
+    """

@@ -16,7 +16,7 @@ from overwinter.node.cgroup_files import remove_group
 
 STAT_BYTES = 4096
 _CHARGED = re.compile(rb"^(?:rss|shmem) (\d+)$", re.MULTILINE)
-"""Pages of no file, and those of files in memory, such as buffers."""
+"""Anonymous pages (rss), and those of tmpfs files and shared memory (shmem), such as buffers."""
 
 
 class TenantMemory:

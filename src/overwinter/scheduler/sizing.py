@@ -124,7 +124,7 @@ def _configurations_to_start(cycle: Cycle, function: Function) -> Sequence[Confi
         if rate <= latency.low_rate_max and _fits(cycle, latency.point(fallback[0])):
             return fallback
     else:
-        rate += _backlog(cycle, function)
+        rate += _backlog_rate(cycle, function)
     scaled = cycle.scaler(_scaling_input(cycle, function, rate))
     report_slo_infeasible(cycle, function, scaled.slo_infeasible)
     return scaled.start or fallback
@@ -135,8 +135,8 @@ def _fits(cycle: Cycle, point: Point) -> bool:
 
 
 def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
-    """The configuration of the only worker at a low rate on an empty node, computed once: most functions never need
-    another, and temporary limits must not be remembered.
+    """Return the configuration of the only worker at a low rate. It is computed once, because most functions never need
+    a different one, and for an empty node, so that no temporary limit is remembered.
     """
     latency, config = function.latency, cycle.config
     if latency.low_rate_configuration is None:
@@ -178,7 +178,7 @@ def current_rate(cycle: Cycle, family: Family) -> float:
     return family.arrivals / max(cycle.now - began, RATE_TIME_MIN_S)
 
 
-def _backlog(cycle: Cycle, function: Function) -> float:
+def _backlog_rate(cycle: Cycle, function: Function) -> float:
     """Return the rate that would serve the waiting requests within their SLO, or within a period."""
     slo_ms, family = function.family.slo_ms, function.family
     others = (family.members[id_] for id_ in family.waiting if id_ != function.spec.id)

@@ -1,4 +1,4 @@
-"""Maps blocks of the host store read-only, and creates the weights in them.
+"""Maps blocks of the host store read-only, and creates tensors that view the weights in them.
 
 A process maps a block once for all functions, unless the node sends it again. The block stays mapped as long as it or a
 tensor in it is in use: by a run, by a bound function, or by a handler that keeps outputs of a program.
@@ -103,8 +103,8 @@ def weight_tensors(
 def differing_weights(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> frozenset[int]:
     """Return the numbers of the weights in which two functions of a family differ.
 
-    A large weight has its own block, so it is the same tensor or has other content. A small one may be equal in another
-    block, next to a different weight.
+    A large weight has its own block: if it is not the same tensor, it counts as different. A small one may be equal in
+    another block, next to a different weight, so its bytes are compared.
     """
     pairs = enumerate(zip(weights, others, strict=True))
     return frozenset(number for number, (own, other) in pairs if own is not other and not _are_equal(own, other))
@@ -123,8 +123,9 @@ def read_all(fd: int, nbytes: int) -> bytes:
 
 
 def read_program(fd: int, nbytes: int, address: Address) -> bytes:
-    """Return the content of a program; raise StoreError if it changed in memory. What is compiled from it may stay
-    in use after the program has left the host store, where the verification would find a change later.
+    """Return the content of a program; raise StoreError if it changed in memory. It is verified here because
+    what is compiled from it may be used after the program has left the host store, and the background verification
+    reads only what is there.
     """
     content = read_all(fd, nbytes)
     if address_of(content) != address:
