@@ -70,7 +70,7 @@ HELP = {
     "tenant_workers_max": "Most worker processes of one tenant. [default: all, or 15/16 if there are other tenants]",
     "runs_max": "Most concurrent runs of all workers. [default: as many as the system's limits allow]",
     "workers_ahead": "Processes forked ahead, at most 2 per tenant. [default: 8, fewer with little memory]",
-    "requests_max": "Most open requests; one tenant may use as many as are still free.",
+    "requests_max": "Most open requests; those of one tenant may be at most as many as are still free.",
     "attempts_max": "Most attempts of a request whose worker dies.",
     "start_timeout_s": "Seconds that a worker may take to start.",
     "stop_timeout_s": "Seconds that a worker may take to stop before it is killed.",

@@ -111,7 +111,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     workers. None: on a node at most eight, as far as they fit in a sixteenth of `memory_bytes`; otherwise none.
     """
     requests_max: int = 100_000
-    """The most open requests. A tenant may use as many as are still free, so a single tenant at most half of them."""
+    """The most open requests. Those of a tenant may be at most as many as are still free, so a single tenant has at
+    most half of all.
+    """
     attempts_max: int = 2
     """The most attempts of a request: by default one retry after a crash."""
     start_timeout_s: float = 120.0
@@ -119,8 +121,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stop_timeout_s: float = 2.0
     """The most seconds that a worker may take to stop."""
     drain_timeout_s: float = 30.0
-    """The most seconds that a run may continue after its function is removed or unloaded, or its worker or device is
-    needed by another tenant.
+    """The most seconds that a run may continue after its function is removed or unloaded, or another tenant needs its
+    worker, its device or the memory of its blocks; if each function has a device alone, also if another function needs
+    its device.
     """
     warm_up_max_s: float = 0.5
     """Only programs whose runs are at most this long are compiled in the zygote of their tenant, which cannot fork

@@ -1,9 +1,9 @@
 """Contains failures of work that nobody waits for: the node goes on, because a tenant may have caused them.
 
-A failure ends the current pass of periodic work. It is logged once and counted, and the next pass runs as usual. Most
-are temporary shortages of the machine: memory, a descriptor, a file of the kernel, space on a disk. Any other is a
-mistake in the node's own code, and is logged as an error with its traceback. Background work for one function fails
-alone.
+A failure ends the current pass of periodic work, and the next pass runs as usual. It is counted, and logged unless the
+same work failed shortly before. Most failures are temporary: memory, descriptors or disk space run out, or a file of
+/proc or /sys cannot be read. Any other is a mistake in the node's own code, and is logged as an error with its
+traceback. Background work for one function fails alone.
 """
 
 import traceback

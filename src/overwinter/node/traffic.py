@@ -18,7 +18,7 @@ from overwinter.node.registry import Registry
 from overwinter.store.manifest import Manifest
 from overwinter.store.traffic import StoredTraffic
 
-Answering = Callable[[FunctionName], Versions]
+VersionsOf = Callable[[FunctionName], Versions]
 """Returns the versions of a function that passed their trial."""
 
 
@@ -67,16 +67,16 @@ class TrafficSplits:
                 del self._coming[name]
             self._post(TrafficSet(name, shares))
 
-    async def check_before_trial(self, new: Manifest, answering: Answering) -> None:
-        """Raise ConflictError if a pipeline would break because a new version answers from now on. What was found is
-        remembered, so that `check_new` is fast.
+    async def check_before_trial(self, new: Manifest, versions_of: VersionsOf) -> None:
+        """Raise ConflictError if a pipeline would break when this version, after its trial, gets the requests that name
+        no version. The result is remembered, so that `check_new` is fast.
         """
-        if self._would_answer(new, answering(new.name)):
+        if self._would_answer(new, versions_of(new.name)):
             await self._pipelines.protect(new.name, new)
 
-    def check_new(self, new: Manifest, answering: Answering, version: int) -> None:
+    def check_new(self, new: Manifest, versions_of: VersionsOf, version: int) -> None:
         """Raise ConflictError if a pipeline would break because this version of a function answers from now on."""
-        known = answering(new.name)
+        known = versions_of(new.name)
         if version > max(known.numbers, default=0) and self._would_answer(new, known):
             self._pipelines.protect_at_once(new.name, new)
 
