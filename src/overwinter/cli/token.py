@@ -66,8 +66,9 @@ def create(tenant: str, scopes: "tuple[Scope, ...]", label: str, data: Path, as_
     else:
         click.echo(text)
         click.echo(
-            f"token {created.id} of tenant {created.tenant}, for {', '.join(created.scopes)}: keep it, it is not shown "
-            "again. Use it as OVERWINTER_TOKEN, or as the header Authorization: Bearer TOKEN",
+            f"token {created.id} of tenant {created.tenant}, for {', '.join(created.scopes)}, of the node with the "
+            f"data directory {data}: keep it, it is not shown again. Use it as OVERWINTER_TOKEN, or as the header "
+            "Authorization: Bearer TOKEN",
             err=True,
         )
     _audit(data, tenant, "create", created.id)

@@ -242,8 +242,8 @@ def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
             if low == high:
                 raise ProgramError(
                     f"dimension {label!r} cannot vary freely: the model needs {label} = {low}"
-                    f"{fixing_line(tensor, name, dim)}; leave it out of `dynamic` to fix it to the example's size, or "
-                    "change the model"
+                    f"{fixing_line(tensor, name, dim)}; to fix it to the example's size, leave it out of `dynamic` "
+                    "(pass {} if it is not given: then the first dimensions vary), or change the model"
                 )
 
 
