@@ -62,6 +62,7 @@ class Node:
     def start(self) -> float:
         """Start the daemon; return the seconds until it reports over HTTP that it is ready."""
         self.port_file.unlink(missing_ok=True)
+        self.port = 0
         began = time.perf_counter()
         with open(self.log or os.devnull, "ab") as log:
             said = log if self.log else None
@@ -72,11 +73,10 @@ class Node:
                 raise RuntimeError(f"the node ended with status {status}: {self._command}")
             time.sleep(POLL_S)
         self.port = int(self.port_file.read_text())
+        self.client = Client(self.url)
         with Connection(self.port) as connection:
             connection.ask(get("/v2/health/ready"))
-        took = time.perf_counter() - began
-        self.client = Client(self.url)
-        return took
+        return time.perf_counter() - began
 
     @property
     def url(self) -> str:
@@ -87,7 +87,8 @@ class Node:
         """Stop the daemon as a service manager would, if it runs."""
         if self.process is None:
             return
-        self.client.close()
+        if self.port:
+            self.client.close()
         self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(30)

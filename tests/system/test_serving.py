@@ -79,7 +79,7 @@ def test_a_deploy_from_python_warns_of_a_narrowed_size(node: NodeProcess):
         def forward(self, x):
             return x if x.shape[0] > 1 else -x
 
-    with pytest.warns(UserWarning, match="batch begins at 2"):
+    with pytest.warns(UserWarning, match="batch is at least 2"):
         overwinter.deploy(Paired(), (torch.zeros(2, 3),), name="paired", url=node.url)
     assert node.client.function("paired")["agreement"]["notes"]
     x = torch.randn(2, 3)

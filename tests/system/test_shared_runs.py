@@ -72,6 +72,8 @@ def node(shared_node, request) -> NodeProcess:
 @contextmanager
 def together(node: NodeProcess, moods: Mapping[int, float], *others: Callable[[], None]) -> Iterator[Answers]:
     """Send requests while the worker is stopped in a run, so that they share its next run; `others` send one each."""
+    # A worker of an earlier test may not have ended yet.
+    wait_until(lambda: len(node.worker_pids()) == 1)
     [worker] = node.worker_pids()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         os.kill(worker, signal.SIGSTOP)

@@ -9,7 +9,15 @@ from overwinter.cli.options import as_json, connect, echo, id_of, named_function
 
 
 @click.command()
-@tenant_option
+@click.option(
+    "--tenant",
+    default="default",
+    show_default=False,
+    envvar="OVERWINTER_TENANT",
+    show_envvar=True,
+    metavar="NAME",
+    help="Tenant.",
+)
 @node_url
 @as_json
 def ps(tenant: str, url: str, as_json: bool) -> None:
