@@ -72,11 +72,13 @@ class Node:
                 status, self.process = self.process.returncode, None
                 raise RuntimeError(f"the node ended with status {status}: {self._command}")
             time.sleep(POLL_S)
-        self.port = int(self.port_file.read_text())
-        self.client = Client(self.url)
-        with Connection(self.port) as connection:
+        port = int(self.port_file.read_text())
+        with Connection(port) as connection:
             connection.ask(get("/v2/health/ready"))
-        return time.perf_counter() - began
+        took = time.perf_counter() - began
+        self.port = port
+        self.client = Client(self.url)
+        return took
 
     @property
     def url(self) -> str:

@@ -90,7 +90,7 @@ def test_an_answer_of_a_shared_run_is_near(off, wanted):
 
 
 REASONS = {
-    "gone": (404, "no function 'f' is deployed here"),
+    "gone": (404, "no function 'f' here: `overwinter ps` lists the functions"),
     "kills": (500, "function f@1 failed in every attempt: killed"),
     "unloaded": (503, "function f@1 is unloaded; load it first"),
 }

@@ -2,16 +2,16 @@
 
 import asyncio
 import threading
-from contextlib import suppress
 
 import pytest
 
-from overwinter.core.errors import NotFoundError
+from overwinter.core.errors import ConflictError, NotFoundError
+from overwinter.core.tensor import TensorSpec
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.signatures import Signatures
 from overwinter.store.repository import Repository
 
-from .pipeline_rig import FORK, scaling_functions
+from .pipeline_rig import FORK, View, scaling_functions
 from .rig import until
 
 
@@ -49,6 +49,27 @@ def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_d
     assert repository.pipelines() == []
 
 
+def test_a_pipeline_is_protected_from_its_check_on(pipelines):
+    async def scene():
+        deploying = asyncio.create_task(pipelines.deploy(FORK, "tests"))
+        found = asyncio.get_running_loop().create_future()
+
+        def change_a_function():
+            try:
+                pipelines.protect_at_once("double", View(2, outputs=(TensorSpec("other", "FP32", ("n",)),)))
+            except ConflictError as error:
+                found.set_result(str(error))
+            else:
+                found.set_result("the version was accepted")
+
+        # It runs after the deploy has checked the pipeline, and before anything else does.
+        asyncio.get_running_loop().call_soon(change_a_function)
+        assert "pipeline 'fork'" in await found
+        await deploying
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("change", ["put_pipeline", "remove_pipeline"])
 def test_a_change_whose_caller_leaves_is_completed(pipelines, monkeypatch, change):
     repository, may_return = pipelines._repository, threading.Event()
@@ -69,11 +90,14 @@ def test_a_change_whose_caller_leaves_is_completed(pipelines, monkeypatch, chang
         try:
             await until(started.is_set)
             changing.cancel()
-            with suppress(asyncio.CancelledError):
-                await changing
+            await asyncio.sleep(0)
+            # Until the change is made, no other one of the tenant begins.
+            assert pipelines.changing._taken
         finally:
             may_return.set()
-        await until(lambda: [view.version for view in pipelines.views()] == ([2] if deploys else []))
+        with pytest.raises(asyncio.CancelledError):
+            await changing
+        assert [view.version for view in pipelines.views()] == ([2] if deploys else [])
 
     asyncio.run(scene())
     assert [stored.version for stored in repository.pipelines()] == [view.version for view in pipelines.views()]
@@ -87,7 +111,9 @@ def test_a_removal_that_waited_removes_no_pipeline_of_another_tenant(pipelines):
             await until(lambda: pipelines.changing._waiting)
             # Meanwhile the tenant's pipeline goes, and another tenant deploys one of the same name.
             await pipelines._remove("fork")
-            await pipelines._store(FORK, "others", Signatures(FORK, "others", pipelines._functions))
+            theirs = Signatures(FORK, "others", pipelines._functions)
+            pipelines._being_stored.append(theirs)
+            await pipelines._store(FORK, "others", theirs)
         with pytest.raises(NotFoundError, match="pipeline 'fork' was removed"):
             await late
 

@@ -137,6 +137,7 @@ def test_files_that_are_no_trace_are_named(tmp_path, content, said):
         (lambda path: npy(path, [[1, -2]]), "negative"),
         (lambda path: npy(path, [[0, 0]]), "no request"),
         (lambda path: npy(path, [[]]), "64-bit integers"),
+        (lambda path: path.write_bytes(npy(path, [[1, 2]]).read_bytes().replace(b"(1, 2)", b"(1e999, 2)")), "header"),
         (lambda path: path.write_bytes(npy(path, [[1, 2]]).read_bytes()[:-1]), "64-bit integers"),
     ],
 )

@@ -82,7 +82,8 @@ class Client:
     """A connection pool to one node. Errors carry the node's message.
 
     While a tenant's rate of requests is exceeded, a call waits and sends its request again, up to `timeout_s` in all;
-    inference requests and those of `ready` raise RateError at once.
+    inference requests and those of `ready` raise RateError at once. `infer` with lists first asks for the inputs, which
+    counts as a request.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     kind: DeviceKind = values.pop("device_kind")
     for option, bounded in _BOUNDED.items():
         given = values[option.removeprefix("--").replace("-", "_")]
-        if count and (fault := DEVICE_BOUNDS[bounded].fault(option, given)):
+        if fault := DEVICE_BOUNDS[bounded].fault(option, given):
             raise ValueError(fault)
     if count and kind == "cuda":
         check_environment()

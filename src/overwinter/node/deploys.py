@@ -23,6 +23,7 @@ from overwinter.core.tensor import requests_of_run_max
 from overwinter.core.versions import default_of
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
+from overwinter.node.completion import completed
 from overwinter.node.device_fit import Placement, may_hold, placement
 from overwinter.node.fair_queue import FairQueue
 from overwinter.node.functions import DeployedFunction, blobs_by_store
@@ -194,8 +195,7 @@ class Deploys:
             if self.owner(name) != tenant:
                 raise NotFoundError(f"function {name!r} was removed")
             await self._protect(name, version)
-            # If its caller is cancelled, the thread continues, and the rest must follow.
-            removed = await asyncio.shield(asyncio.ensure_future(self._remove(name, version)))
+            removed = await completed(self._remove(name, version))
         await self._unneeded.collect(removed)
 
     async def _remove(self, name: FunctionName, version: int | None) -> set[Address]:

@@ -22,6 +22,7 @@ from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import SOURCES_MAX, HasSignature, Pipeline, Signature, Stage, check_pipeline, source_count
 from overwinter.core.tensor import TensorSpec
 from overwinter.node import clock
+from overwinter.node.completion import completed
 from overwinter.node.fair_lock import FairLock
 from overwinter.node.fair_queue import FairQueue
 from overwinter.node.registry import Registry
@@ -210,12 +211,11 @@ class Pipelines:
         async with self.changing.turn(tenant):
             self._check_sources(pipeline, tenant)
             signatures.of(find)
-            # If its caller is cancelled, the thread continues, and the rest must follow.
-            await asyncio.shield(asyncio.ensure_future(self._store(pipeline, tenant, signatures)))
+            self._being_stored.append(signatures)
+            await completed(self._store(pipeline, tenant, signatures))
         return self.view(pipeline.name, None)
 
     async def _store(self, pipeline: Pipeline, tenant: TenantId, signatures: Signatures) -> None:
-        self._being_stored.append(signatures)
         try:
             stored = await asyncio.to_thread(self._repository.put_pipeline, pipeline, tenant, clock.wall())
         finally:
@@ -241,7 +241,7 @@ class Pipelines:
             # It may have been removed or replaced since, and the name may be another tenant's.
             if self.view(name, version).tenant != tenant:
                 raise NotFoundError(f"pipeline {name!r} was removed")
-            await asyncio.shield(asyncio.ensure_future(self._remove(name)))
+            await completed(self._remove(name))
 
     async def _remove(self, name: FunctionName) -> None:
         await asyncio.to_thread(self._repository.remove_pipeline, name)

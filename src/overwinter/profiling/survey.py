@@ -115,7 +115,7 @@ class Survey:
         return {}
 
     async def _measure_layers(self, batch: int) -> None:
-        what = f"layers, b={batch}"
+        what = f"layers, batch {batch}"
         self._say(what)
         try:
             found = await self._with_blocks(lambda: self._bench.layers(self._function, self._program, batch))

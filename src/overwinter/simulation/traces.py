@@ -29,7 +29,7 @@ def minute_counts(path: Path) -> tuple[Sequence[int], ...]:
     try:
         header = ast.literal_eval(data[10:start].decode("latin1").strip())
         kind, (rows, columns), fortran = header["descr"], map(int, header["shape"]), header["fortran_order"]
-    except (ValueError, SyntaxError, KeyError, TypeError) as error:
+    except (ValueError, SyntaxError, KeyError, TypeError, OverflowError) as error:
         raise CallerError(f"{path}: its header cannot be read: {error}") from error
     if kind != "<i8" or fortran or rows < 1 or columns < 1 or len(data) - start != rows * columns * 8:
         raise CallerError(

@@ -63,6 +63,6 @@ def test_random_binding_keeps_to_a_device_with_the_function_and_spreads_otherwis
     assert at_random([*options, Option("e", 0, 0.0)], 7) == Choice("e")
 
 
-def test_a_home_is_the_device_on_which_most_bytes_remain():
+def test_a_fixed_device_is_the_device_on_which_most_bytes_remain():
     assert fixed_device({"a": 3, "b": 7, "c": -1}) == "b"
     assert fixed_device({"a": -1}) is None

@@ -1,0 +1,24 @@
+"""Completes a change whose caller leaves before its end."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from overwinter.core.errors import OverwinterError
+
+T = TypeVar("T")
+
+
+async def completed(change: Coroutine[Any, Any, T]) -> T:
+    """Await a change that uses a thread. If the caller is cancelled, the thread continues, so the rest of the change
+    must follow: the cancellation waits for it, with all locks of the caller.
+    """
+    task = asyncio.ensure_future(change)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        # Nobody waits for its error any more.
+        with suppress(OverwinterError):
+            await task
+        raise
