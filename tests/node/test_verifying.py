@@ -1,4 +1,4 @@
-"""While a core is idle, the blocks that an earlier node left in memory are hashed at full speed. Otherwise, blocks in
+"""While a core is idle, the blocks that an earlier run left in memory are hashed at full speed. Otherwise, blocks in
 memory are hashed with a share of a core.
 """
 

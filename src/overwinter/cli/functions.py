@@ -9,22 +9,14 @@ from overwinter.cli.options import as_json, connect, echo, id_of, named_function
 
 
 @click.command()
-@click.option(
-    "--tenant",
-    default="default",
-    show_default=False,
-    envvar="OVERWINTER_TENANT",
-    show_envvar=True,
-    metavar="NAME",
-    help="Tenant.",
-)
+@tenant_option
 @node_url
 @as_json
 def ps(tenant: str, url: str, as_json: bool) -> None:
     """List every version of every function, and every pipeline.
 
-    Without --tenant, a node without tokens lists those of all tenants. A terminal shows the columns that fit; a pipe
-    and --json show all.
+    A node without tokens lists those of all tenants, unless --tenant names another than `default`. A terminal shows the
+    columns that fit; a pipe and --json show all.
     """
     with connect(url, tenant=tenant) as client:
         functions, pipelines = (
