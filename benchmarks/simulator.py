@@ -1,7 +1,7 @@
 """Measures the speed of the simulator: a day of a thousand functions, about 14 million requests, on one core.
 
 The scenario is scenarios/thousand.toml; `--traces` is the directory that contains the recorded trace. Without
-`--full`, only a part of the day is simulated, and the time of the day is extrapolated from it.
+`--full`, only a part of the day is simulated, and the time for the whole day is extrapolated from it.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def main() -> None:
     print(f"{seconds:.0f} simulated seconds, {len(report.functions)} functions, {total.requests} requests")
     print(f"answered {total.answered}, refused {sum(total.refused.values())}, lost {total.lost}")
     print(f"SLO attainment {total.attainment:.4f}, p50 {total.p50_ms:.1f} ms, p99 {total.p99_ms:.1f} ms")
-    print(f"woken {sum(total.wakes.values())} times; memory {report.memory.peak / 2**20:.0f} MiB at most")
+    print(f"woken {sum(total.wakes.values())} times; simulated memory {report.memory.peak / 2**20:.0f} MiB at most")
     print(
         f"{spent:.1f} s of one core, {wall:.1f} s of wall time: {rate:.0f} requests/core-s (target {TARGET_PER_S:.0f})"
     )

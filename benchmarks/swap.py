@@ -7,8 +7,8 @@ memory bandwidth of the CPU. Then a heavy model is brought to two devices at onc
 variant is brought to a device that has its sibling, and to one that has an unrelated model. All answers are compared
 with plain PyTorch, bit for bit.
 
-The links are models, slow enough that a transfer takes about as long as a run on one core of a CPU: 1 GB/s with 0.1 ms
-per transfer from the host, 4 GB/s with 0.02 ms from the other device.
+The links are simulated, and slow enough that a transfer takes about as long as a run on one core of a CPU: 1 GB/s with
+0.1 ms per transfer from the host, 4 GB/s with 0.02 ms from the other device.
 """
 
 import argparse
@@ -210,7 +210,7 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
 
 
 def measure_contention(stored: Stored, group_bytes: int, rounds: int) -> dict[str, float]:
-    """Bring a heavy model to two devices: alone, at once over two switches, and at once over one.
+    """Bring a heavy model to one device, to two at once over two switches, and to two at once over one.
 
     Two switches are the control: they show what it costs that both runs compute at the same time.
     """
@@ -302,8 +302,8 @@ def main() -> None:
         over_control[name] = round(row["over control"], 3)
         gc.collect()
     both = measure_contention(Model(options.heavy).stored(), group_bytes, options.rounds)
-    print(f"\n{options.heavy} on two devices at once, over alone: {both['two switches'] / both['alone']:.2f} over two")
-    print(f"switches, {both['one switch'] / both['alone']:.2f} over one")
+    print(f"\n{options.heavy} on two devices at once, divided by alone: {both['two switches'] / both['alone']:.2f}")
+    print(f"over two switches, {both['one switch'] / both['alone']:.2f} over one")
     print(f"\na variant with another head beside its sibling\n{'model':16}{'MB moved':>12}{'of all':>10}{'time':>10}")
     unrelated = Model(UNRELATED).stored()
     for name in options.siblings:

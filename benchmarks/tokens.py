@@ -1,4 +1,4 @@
-"""Measures the cost of a token per request.
+"""Measures how much time the check of an access token adds to each request.
 
 `python -m benchmarks.tokens [--seconds S] [--other CHECKOUT]` compares nodes with the same small model and one warm
 worker each, in turns in the same run: one without tokens, one that requires them (with a request quota that is never
@@ -110,7 +110,10 @@ def main() -> None:
     for name in names:
         added = results[f"{name}_1_added_ms"] / results[f"{base}_1_added_ms"]
         rate = results[f"{name}_16_per_s"] / results[f"{base}_16_per_s"]
-        print(f"{name}: {added:.3f} times the added p50 of {base} with 1 client, {rate:.3f} times the answers of 16")
+        print(
+            f"{name}: {added:.3f} times the added p50 of {base} with 1 client, {rate:.3f} times its answers per second "
+            "with 16"
+        )
         results |= {f"{name}_added_ratio": added, f"{name}_rate_ratio": rate}
     print_result(results)
 

@@ -1,4 +1,4 @@
-"""The soak of `benchmarks.soak`, with functions of the pool on devices that hold a part of them.
+"""The soak of `benchmarks.soak`, with functions of the pool on devices that hold only some of them at a time.
 
 Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped for TIMEOUT_S. No function
 allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped executor may

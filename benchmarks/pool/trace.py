@@ -1,8 +1,9 @@
 """The recorded hour `torpor-alibaba-fc`, compressed: 200 functions in ten families on four devices.
 
-The devices hold a part of them. With content sharing the variants of a family have a head of their own, as fine-tuned
-ones; without, they have the same sizes and differ in every weight, so that no block is shared. Both get the same
-requests, each on a node of its own. `moved_share`: the bytes brought to devices with sharing over those without.
+The devices hold only some of them at a time. With content sharing the variants of a family differ only in their heads,
+as fine-tuned models may; without, they have the same sizes and differ in every weight, so that no block is shared. Both
+get the same requests, each on a node of its own. `moved_share`: the bytes brought to devices with sharing over those
+without.
 """
 
 from collections.abc import Sequence
