@@ -230,6 +230,30 @@ def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(f
     assert "other outputs" in agreed(function, BATCH).agreement.batching.obstacle
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _, x: torch.where((x > 100).any(), x / 255, x),
+        lambda _, x: torch.where(x[0].amax() > 100, x / 255, x),
+    ],
+)
+def test_what_mixes_rows_beside_values_that_all_examples_have_is_not_batched(function):
+    assert "other outputs" in agreed(function, BATCH, 100 + X.abs()).agreement.batching.obstacle
+
+
+def test_a_minimum_that_the_program_itself_refuses_is_only_noted():
+    made = agreed(lambda _, x: x[:, 1:-1].mean(1))
+    assert made.agreement.notes
+    x = torch.randn(3, 5, 4)
+    with torch.inference_mode():
+        [given] = compile_program(made.program)(made.weights, (x,))
+    torch.testing.assert_close(given, x[:, 1:-1].mean(1))
+
+
+def test_a_lazily_negated_output_is_compared():
+    assert agreed(lambda _, x: torch.fft.rfft(x, dim=1).conj().imag, BATCH).agreement.outputs["output"].exact
+
+
 def test_what_depends_on_equal_requests_in_the_batch_is_not_batched():
     def alone(_, x):
         rows = x.flatten(1)

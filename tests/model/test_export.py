@@ -372,3 +372,57 @@ def test_file_that_is_no_export_is_refused(tmp_path):
     (tmp_path / "net.pt2").write_bytes(b"nothing")
     with pytest.raises(ProgramError, match=r"cannot open net\.pt2"):
         export_saved(tmp_path / "net.pt2")
+
+
+def test_an_export_within_autocast_is_refused():
+    module = Net(lambda self, x: x @ self.weight.t())
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ProgramError, match="autocast"):
+        export(module, (X,))
+
+
+def test_an_argument_without_a_default_may_be_none():
+    module = Net(lambda self, x: torch.div(x, self.weight[0], rounding_mode=None))
+    assert same(module, *export(module, (X,)), X)
+
+
+def counts(self, x):
+    self.total.add_(1)
+    return x + self.total
+
+
+def writes(self, x):
+    x.mul_(2)
+    return x + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize(("function", "named"), [(counts, "total"), (writes, "args_0|x")])
+def test_a_saved_export_that_changes_a_buffer_or_an_input_is_refused(function, named, tmp_path):
+    saved = torch.export.export(Net(function), (X.clone(),)).run_decompositions()
+    torch.export.save(saved, tmp_path / "net.pt2")
+    with pytest.raises(ProgramError, match=f"changes '({named})'"):
+        export_saved(tmp_path / "net.pt2")
+
+
+class Difference(nn.Module):
+    def forward(self, x, y):
+        return x - y
+
+
+def test_one_tensor_may_be_the_example_of_several_inputs():
+    program, weights = export(Difference(), (X, X))
+    with torch.inference_mode():
+        [given] = compile_program(program)(weights, (X, 2 * X))
+    assert torch.equal(given, -X)
+
+
+class Powered(nn.Module):
+    def forward(self, x, k):
+        return x + (0 if k is None else k)
+
+
+@pytest.mark.parametrize("value", [None, 3])
+def test_a_saved_export_with_an_argument_that_is_no_tensor_is_refused(value, tmp_path):
+    torch.export.save(torch.export.export(Powered(), (X, value)), tmp_path / "net.pt2")
+    with pytest.raises(ProgramError, match="input 'k' must be a tensor"):
+        export_saved(tmp_path / "net.pt2")

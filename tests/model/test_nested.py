@@ -29,6 +29,15 @@ def selected_twice(self, x):
     return one + 1, other
 
 
+def with_constants(self, x):
+    def positive(x):
+        y = x * torch.tensor([1.0, 2.0, 3.0, 4.0])
+        y[:, 0] = 7
+        return y
+
+    return torch.cond(x.sum() > 0, positive, lambda x: x.masked_fill(x > 0, torch.tensor(-1.0)) + 1, (x,))
+
+
 @pytest.mark.parametrize("function", [selected, selected_twice])
 def test_a_conditional_answers_as_its_module_does(function):
     module = Held(function, layer=nn.Linear(4, 4))
@@ -43,12 +52,36 @@ def test_a_conditional_answers_as_its_module_does(function):
     assert answers[2]
 
 
+def test_the_constants_of_a_branch_are_weights():
+    module = Held(with_constants)
+    made = exported(module, (ROWS[:2],))
+    for shift in (-9.0, 9.0):
+        assert_same(module, made, ROWS + shift)
+    assert len(made.weights) == 3
+
+
 def looked_up(self, x):
     return torch.cond(x.sum() > 0, lambda x: self.table(x.argmax(-1)), lambda x: x * 1, (x,))
 
 
 def written(self, x):
     return torch.cond(x.sum() > 0, lambda x: x[:1].relu_() + 1, lambda x: x[:1] * 1, (x * 2,))
+
+
+def written_in_a_context(self, x):
+    def branch(x):
+        with torch.enable_grad():
+            y = x[:1].relu_()
+        return y + 1
+
+    return torch.cond(x.sum() > 0, branch, lambda x: x[:1] * 1, (x * 2,))
+
+
+def returns_a_view(self, x):
+    whole = x * 2
+    part = torch.cond(whole.sum() > 0, lambda x: x[:1], lambda x: x[:1] * 1, (whole,))
+    part.relu_()
+    return whole
 
 
 def depends_on_a_size(self, x):
@@ -60,6 +93,8 @@ def depends_on_a_size(self, x):
     [
         (looked_up, r"aten\.embedding\.default may fail.*held.*torch\.cond"),
         (written, r"aten\.relu_\.default writes.*held.*torch\.cond"),
+        (written_in_a_context, r"aten\.relu_\.default writes.*held.*torch\.cond"),
+        (returns_a_view, r"torch\.cond returns a view.*held"),
         (depends_on_a_size, r"torch\.cond on a size.*held"),
     ],
 )

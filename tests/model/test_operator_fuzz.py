@@ -19,7 +19,8 @@ from overwinter.model import guards
 def test_each_operator_has_a_call_that_succeeds():
     calls = valid_calls()
     assert sorted(calls) == operators()
-    # The number of results in a list is drawn, so a call that returns one needs several tries.
+    # The test program declares a random number of results for an operator that returns a list, so its call needs
+    # several tries.
     tries = {name: (attempt(call, str(chance)) for call in calls[name] for chance in range(40)) for name in calls}
     assert [name for name, outcomes in tries.items() if "ok" not in outcomes] == []
 

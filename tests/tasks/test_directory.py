@@ -14,7 +14,7 @@ from overwinter.tasks.directory import TASKS, export_directory, open_directory
 from overwinter.tasks.handlers import image
 from overwinter.tasks.image import SHAPES
 from overwinter.worker.handler import Code, Handler
-from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory
+from tests.tasks.directories import TAGS, WEATHER, image_directory, speech_directory, text_directory, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +149,34 @@ def test_processor_that_does_more_is_refused(tmp_path):
     with pytest.raises(
         ProgramError, match="transformers and the handler of this task compute different 'pixel_values'"
     ):
+        open_directory(image_directory(tmp_path, processor), "image-classification")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_texts_are_cut_on_the_side_that_their_tokenizer_cuts(side, tmp_path):
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
+    config = path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"truncation_side": side}))
+    opened = open_directory(path, "text-classification", {"truncation": True})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    assert tokenizer.truncation_side == side
+    text = " ".join(f"rain {number}" for number in range(tokenizer.model_max_length))
+    expected = tokenizer(text, truncation=True)["input_ids"]
+    given = Handler(Code(opened.handler), opened.assets).preprocess({"text": [text.encode()]})["input_ids"]
+    assert given.tolist() == [expected]
+
+
+@pytest.mark.parametrize("longest", [64, 10**30])
+def test_texts_are_cut_to_the_fixed_length_of_a_program(longest, tmp_path):
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER, tokens=tokenizer(longest=longest))
+    opened = open_directory(path, "text-classification", {"truncation": True, "sequence": 16})
+    given = Handler(Code(opened.handler), opened.assets).preprocess({"text": [b"works " * 40]})
+    assert given["input_ids"].shape == (1, 16)
+
+
+def test_a_processor_that_also_limits_the_longer_side_is_refused(tmp_path):
+    processor = transformers.ViTImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 64})
+    with pytest.raises(ProgramError, match="longer side"):
         open_directory(image_directory(tmp_path, processor), "image-classification")
 
 

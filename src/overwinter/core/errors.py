@@ -7,6 +7,7 @@ OverwinterError
     NotFoundError       404
     ConflictError       409
     TooLargeError       413
+      ActivationsError  413: what a run computes does not fit on its device
     MediaError          415
     RateError           429 with Retry-After
   AuthorError           the function author's: 400, also for a request
@@ -23,6 +24,11 @@ OverwinterError
 
 from collections.abc import Sequence
 from typing import ClassVar
+
+MESSAGE_MAX = 4000
+"""The most characters of an error's message between two processes. A handler may put what a caller sent into its
+errors.
+"""
 
 
 class OverwinterError(Exception):
@@ -80,9 +86,13 @@ class ConflictError(CallerError):
 
 
 class TooLargeError(CallerError):
-    """The request or its answer is larger than the node allows."""
+    """The request or its answer is larger than the node, or a device, allows."""
 
     status = 413
+
+
+class ActivationsError(TooLargeError):
+    """A run needs more memory for what it computes than its device has."""
 
 
 class MediaError(CallerError):

@@ -76,7 +76,8 @@ def _try_least(comparison: "_Comparison", base: Sizes) -> None:
     """Try each size at its minimum, separately and all together; a minimum of 1 may have to become 2."""
     for name, low in comparison.below(base).items():
         fault = comparison.fault_with(name, low, base)
-        if fault and not comparison.raise_minimum(name, {**base, name: LEAST_SIZE}, fault):
+        is_raised = fault and comparison.raise_minimum(name, {**base, name: LEAST_SIZE}, fault)
+        if fault and not is_raised and comparison.unless_checked(fault):
             raise ProgramError(fault.message)
     least = comparison.below(base)
     fault = comparison.unless_checked(comparison.fault_at({**base, **least})) if len(least) > 1 else None

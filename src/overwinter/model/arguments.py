@@ -75,12 +75,15 @@ def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dyna
     except TypeError as error:
         raise ProgramError(f"the example inputs do not fit the model's forward(): {error}") from error
     ranges: SizeRanges = {}
-    inputs = []
+    inputs: list[Input] = []
     leaves = _leaves(bound)
     _check_form(dynamic, [name for name, _ in leaves])
     for name, tensor in leaves:
         dims = _dimensions_of(name, tensor, dynamic, ranges)
-        inputs.append(Input(name, _widened(name, tensor, dims), dims))
+        widened = _widened(name, tensor, dims)
+        # The export of one tensor in two places would take the second input for the first.
+        repeated = any(widened is earlier.tensor for earlier in inputs)
+        inputs.append(Input(name, widened.clone() if repeated else widened, dims))
     _check_equal_sizes(inputs)
     _check_ranges(inputs, ranges)
     return Arguments(bound, inputs, ranges)

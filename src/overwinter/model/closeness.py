@@ -75,7 +75,8 @@ def is_near(expected: torch.Tensor, actual: torch.Tensor, bound: float) -> bool:
 def equal_bits(expected: torch.Tensor, actual: torch.Tensor) -> bool:
     """Whether two tensors of equal type and shape hold the same bits."""
     bits = _BITS[expected.element_size()]
-    return torch.equal(expected.view(bits), actual.view(bits))
+    # A lazily negated tensor has no bits of its own yet.
+    return torch.equal(expected.resolve_neg().view(bits), actual.resolve_neg().view(bits))
 
 
 def _magnitude(tensor: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -16,7 +16,7 @@ from overwinter.core.datatypes import DATATYPES, DTYPE_BYTES
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.checks import Condition, evaluate_condition, kind_of
-from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, simplify, source_line
+from overwinter.model.graph import SAME_MEMORY, module_path, operator_name, required_parameters, simplify, source_line
 from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
 from overwinter.model.macs import macs
@@ -246,6 +246,12 @@ class _Conversion:
 
     def finish(self) -> Program:
         """Return the program, with liveness, outputs and layers."""
+        for spec in self.exported.graph_signature.output_specs:
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise ProgramError(
+                    f"the model changes {spec.target!r} ({spec.kind.name.lower()}), and a program keeps no state and "
+                    "changes no input: make it an input and an output"
+                )
         (node,) = self.graph.find_nodes(op="output")
         results = node.args[0]
         outputs: list[TensorSpec] = []
@@ -327,13 +333,13 @@ class _Conversion:
         )
 
     def _kwargs(self, node: Node, result: Any) -> dict[str, Argument]:
-        """Return the named arguments, except None, an unset `pin_memory` and the strided layout. For an operator that
-        has a parameter `device` and takes no tensor, the device and the type of its result are added.
+        """Return the named arguments, except a default None, an unset `pin_memory` and the strided layout. For an
+        operator that has a parameter `device` and takes no tensor, the device and the type of its result are added.
         """
         kept = {
             key: self._argument(argument, node)
             for key, argument in node.kwargs.items()
-            if argument is not None
+            if (argument is not None or key in required_parameters(node.target))
             and not (key == "pin_memory" and argument is False)
             and argument is not torch.strided
         }

@@ -12,6 +12,7 @@ import msgspec
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from overwinter.core.errors import ProgramError
@@ -54,6 +55,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     vary, it is doubled, because an export treats a 1 as fixed. Raises ProgramError if the model cannot become a
     program.
     """
+    _check_autocast()
     module.eval()
     check_module(module)
     arguments = arguments_of(module, example_inputs, dynamic)
@@ -88,12 +90,18 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
     )
 
 
+def _check_autocast() -> None:
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise ProgramError("autocast is enabled, which an export does not record: deploy outside of torch.autocast")
+
+
 def export_saved(path: Path, *, trusted: bool = False) -> Exported:
     """Export the program and the weights in a `.pt2` file written by `torch.export.save`.
 
     A file that is not `trusted` must contain only data, because PyTorch would run code in it; ProgramError names
     anything else. The first dynamic size at dimension 0 becomes "batch", any other "size_1", "size_2" and so on.
     """
+    _check_autocast()
     with as_program_error(f"cannot open {path.name}"):
         if not trusted:
             check_saved(path)
@@ -102,6 +110,11 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
         module = exported.module(check_guards=False)
         if not trusted:
             guard_calls(module)
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, TensorArgument):
+            raise ProgramError(
+                f"input {spec.arg.name!r} must be a tensor; wrap the model in a module that sets its other arguments"
+            )
     known: dict[sympy.Expr, str] = {}
     names: list[dict[int, str]] = []
     for tensor in _input_values(exported):

@@ -80,6 +80,13 @@ def operator_name(target: object) -> str:
     return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
 
 
+def required_parameters(target: object) -> set[str]:
+    """Return the parameters of an operator that have no default: they may be None, but may not be left out."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return set()
+    return {argument.name for argument in target._schema.arguments if not argument.has_default_value()}
+
+
 def simplify(module: GraphModule) -> list[Node]:
     """Return the calls of the graph that a program needs, in the program's order; the graph is changed in place."""
     _replace(module)

@@ -106,8 +106,9 @@ def _written_groups(given: Arguments, result: torch.Tensor) -> torch.Tensor:
 
 
 def _attention(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel gives its result the memory order of the query, and assumes that the last dimension is the innermost.
-    It reads as many values as there are keys, and divides by the keys' number of heads where heads share keys.
+    """The kernel gives its result the memory order of the query, and assumes that the query's last dimension is the
+    innermost in memory. It reads as many values as there are keys, and divides by the keys' number of heads where heads
+    share keys.
     """
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -116,8 +117,8 @@ def _attention(run: Callable[..., Any]) -> Callable[..., Any]:
             query = query.contiguous()
         _require(key.size(-2) == value.size(-2), "attention takes a value for each key")
         if kwargs.get("enable_gqa"):
-            known = key.shape[:-1] == value.shape[:-1] and 0 not in key.shape
-            _require(known, "attention with shared keys takes at least one key, and as many values")
+            fit = key.shape[:-1] == value.shape[:-1] and 0 not in key.shape
+            _require(fit, "attention with shared keys takes at least one key, and as many values")
         return run(query, key, value, *args, **kwargs)
 
     return attend
@@ -142,14 +143,14 @@ def _batch_norm(given: Arguments) -> None:
 
 
 def _group_norm(given: Arguments) -> None:
-    """The kernel assumes that weight and bias have no gaps, and that the given sizes are those of its input."""
+    """The kernel assumes that weight and bias are contiguous, and that the given sizes are those of its input."""
     values, channels = given["input"], given["C"]
     sizes = (given["N"], channels, given["HxW"])
-    known = values.dim() >= 2 and (*values.shape[:2], prod(values.shape[2:])) == sizes
-    _require(known, "native_group_norm takes the sizes of its input")
+    fit = values.dim() >= 2 and (*values.shape[:2], prod(values.shape[2:])) == sizes
+    _require(fit, "native_group_norm takes the sizes of its input")
     lists = [given[name] for name in ("weight", "bias") if given[name] is not None]
     fit = all(each.shape == (channels,) and each.is_contiguous() for each in lists)
-    _require(fit, "native_group_norm takes one weight and bias for each channel, without gaps")
+    _require(fit, "native_group_norm takes a contiguous weight and bias, with one value for each channel")
 
 
 def _weight_norm(given: Arguments) -> None:
@@ -199,9 +200,7 @@ def _loss_of_rows(given: Arguments) -> None:
 
 
 def _division(given: Arguments) -> None:
-    """The processor raises an exception for the smallest integer divided by -1, whose quotient does not fit in the
-    type.
-    """
+    """Dividing the smallest integer by -1 ends the process (SIGFPE), because the quotient does not fit in the type."""
     top, bottom = given["self"], given["other"]
     if given["rounding_mode"] == "trunc":
         integers = [part.dtype for part in (top, bottom) if isinstance(part, torch.Tensor)]

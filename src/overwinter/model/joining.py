@@ -84,15 +84,22 @@ def _influence(
     others: Sequence[Tensors],
     answer: Callable[[Tensors], Tensors],
 ) -> str:
-    """Return how the answer to a request depends on the other requests of its run; empty if it does not."""
+    """Return how the answer to a request depends on the other requests of its run; empty if it does not.
+
+    Each of the two must get the same answer beside the other as beside one like itself, whichever comes first.
+    """
     for different in others:
-        try:
-            [beside, _] = _shared(answer, [own, different])
-        except Exception:  # noqa: BLE001 - a run that fails is repeated with each request alone
-            continue
-        fault = ClosenessMeter(program, bound).compare(wanted, beside)
-        if fault:
-            return fault
+        pairs = [((own, own), (own, different), 0), ((different, different), (own, different), 1)]
+        pairs += [((own, own), (different, own), 1), ((different, different), (different, own), 0)]
+        for alike, mixed, at in pairs:
+            try:
+                expected = wanted if at == 0 and alike[0] is own else _shared(answer, alike)[at]
+                given = _shared(answer, mixed)[at]
+            except Exception:  # noqa: BLE001 - a run that fails is repeated with each request alone
+                continue
+            fault = ClosenessMeter(program, bound).compare(expected, given)
+            if fault:
+                return fault
     return ""
 
 

@@ -83,9 +83,13 @@ def _select(module: GraphModule, node: Node) -> None:
 
 
 def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
-    """Raise ProgramError if running this branch when the other one is selected could fail or change a value."""
-    graph = module.get_submodule(str(place.target)).graph
-    assert isinstance(graph, torch.fx.Graph)
+    """Raise ProgramError if running this branch when the other one is selected could fail or change a value. The graphs
+    inside it become a part of it first, so that their calls are checked too.
+    """
+    nested = module.get_submodule(str(place.target))
+    assert isinstance(nested, GraphModule)
+    inline_nested(nested)
+    graph = nested.graph
     outside = {each for each in graph.nodes if each.op == "placeholder"}
     for inner in graph.nodes:
         name = operator_name(inner.target) if inner.op == "call_function" else ""
@@ -98,6 +102,13 @@ def _check_branch(module: GraphModule, node: Node, place: Any) -> None:
                 f"{name} {does}, and both graphs of a torch.cond are run; called at {source_line(inner)}; call it "
                 "before or after the torch.cond"
             )
+    (output,) = graph.find_nodes(op="output")
+    writes = any(operator_name(each.target) in MUTATING for each in module.graph.nodes if each.op == "call_function")
+    if writes and outside.intersection(output.all_input_nodes):
+        raise ProgramError(
+            "a branch of a torch.cond returns a view of a value from outside, in a model that writes in place; called "
+            f"at {source_line(node)}; return a clone() of it"
+        )
 
 
 def _copied(module: GraphModule, node: Node, place: Any, operands: Sequence[Any]) -> Sequence[Any]:

@@ -11,8 +11,8 @@ _KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return, for each placeholder that is not an input, its name in the model and its tensor; raise ProgramError if it
-    is not a tensor.
+    """Return, for each placeholder that is not an input and each constant of an inlined graph, its name in the model
+    and its tensor; raise ProgramError if a placeholder is not a tensor.
     """
     found: dict[str, tuple[str, torch.Tensor]] = {}
     for spec in exported.graph_signature.input_specs:
@@ -22,6 +22,11 @@ def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tens
             raise ProgramError(f"the model holds {spec.target or spec.arg}, which is not a tensor")
         stored = exported.state_dict if spec.target in exported.state_dict else exported.constants
         found[spec.arg.name] = (spec.target, stored[spec.target])
+    # An export makes placeholders only for the constants of the outer graph.
+    for node in exported.graph.find_nodes(op="get_attr"):
+        constant = getattr(exported.graph_module, str(node.target))
+        if isinstance(constant, torch.Tensor):
+            found[node.name] = (str(node.target), constant)
     return found
 
 

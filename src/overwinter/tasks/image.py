@@ -43,6 +43,11 @@ def classification(request: TaskRequest, model: Any) -> Bundle:
 def _steps(processor: Any) -> dict[str, Any]:
     """Return the steps of the processor; the rules of some classes of processors become sizes, means and deviations."""
     kind = type(processor).__name__.removesuffix("Pil").removesuffix("Processor")
+    if processor.do_resize and processor.size.get("shortest_edge") and processor.size.get("longest_edge"):
+        raise ProgramError(
+            f"{type(processor).__name__} limits the longer side of an image, which the handler of this task does not; "
+            "deploy the directory without a task and with a --handler"
+        )
     resize = _target(processor.size) if processor.do_resize else None
     crop = [processor.crop_size["height"], processor.crop_size["width"]] if processor.do_center_crop else None
     match kind, resize:

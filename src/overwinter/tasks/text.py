@@ -46,13 +46,15 @@ def _bundle(request: TaskRequest, state: dict[str, Any], answer: str, *, truncat
         "pad": tokenizer.pad_token_id or 0,
         "pad_type": tokenizer.pad_token_type_id,
         "unknown": tokenizer.unk_token_id,
-        "longest": _longest(request, tokenizer) if truncates else None,
+        "longest": _longest(request, tokenizer, sequence) if truncates else None,
+        "truncation_side": tokenizer.truncation_side,
         "sequence": sequence,
     }
     rules = tokenizer.backend_tokenizer.to_str()
     assets = {"tokenizer.json": rules.encode(), "task.json": json.dumps(state).encode()}
     texts = [_shortened(text, tokenizer, sequence or tokenizer.model_max_length) for text in SAMPLE]
-    expected = [_tokens(tokenizer(text, return_tensors="pt", truncation=truncates), state) for text in texts]
+    cut = {"truncation": truncates, "max_length": state["longest"]}
+    expected = [_tokens(tokenizer(text, return_tensors="pt", **cut), state) for text in texts]
     axes: dict[str, Axes] = dict.fromkeys(expected[0], ("batch", "sequence"))
     return Bundle(handler_source("text", answer), assets, {"text": [text.encode() for text in texts]}, expected, axes)
 
@@ -75,8 +77,10 @@ def _tokenizer(request: TaskRequest) -> Any:
     return tokenizer
 
 
-def _longest(request: TaskRequest, tokenizer: Any) -> int | None:
+def _longest(request: TaskRequest, tokenizer: Any, sequence: int | None) -> int | None:
     longest: int = tokenizer.model_max_length
+    if sequence is not None:
+        return min(longest, sequence)
     if longest < UNKNOWN_LENGTH:
         return longest
     if request.options.get("truncation"):

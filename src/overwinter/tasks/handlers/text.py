@@ -20,7 +20,7 @@ def setup(assets: dict[str, bytes]) -> dict[str, Any]:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if state["longest"] is not None:
-        tokenizer.enable_truncation(state["longest"])
+        tokenizer.enable_truncation(state["longest"], direction=state["truncation_side"])
     return {**state, "tokenizer": tokenizer}
 
 
