@@ -1,5 +1,6 @@
 """Recorded steps can be read again, and the ring is bounded."""
 
+import errno
 import io
 
 import pytest
@@ -51,3 +52,33 @@ def test_a_step_of_another_version_is_refused():
     _, entries = read_journal(file)
     with pytest.raises(CallerError, match="not a journal of this version.*BodyExited"):
         list(entries)
+
+
+class Small(io.BytesIO):
+    """A raw file that takes at most 40 bytes at a time, and has space for `room` bytes."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def write(self, data) -> int:
+        taken = min(len(data), 40, self.room - self.tell())
+        if not taken:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return super().write(bytes(data[:taken]))
+
+
+def test_a_file_without_space_ends_with_a_whole_line():
+    def filled(file: io.BytesIO, lost=None) -> list[Entry]:
+        journal = Journal(SchedulerConfig(), 9, file, lost)
+        for step in STEPS:
+            journal.record(*step)
+        file.seek(0)
+        return list(read_journal(file)[1])
+
+    whole = io.BytesIO()
+    entries = filled(whole)
+    for room in range(len(whole.getvalue()) - 60, len(whole.getvalue())):
+        small, errors = Small(room), []
+        assert filled(small, errors.append) == entries[:2]
+        assert len(errors) == 1

@@ -159,7 +159,7 @@ def test_a_request_too_large_for_a_later_slice_begins_anew_in_a_worker():
     request = second_slice(world)
     [run] = world.devices.running.values()
     del world.devices.running[run.run]
-    world.send(RunEnded(run.executor, run.run, (RunFailure(request, "NoSpaceError", "too large"),)))
+    world.send(RunEnded(run.executor, run.run, (RunFailure(request, "ActivationsError", "too large"),)))
     world.end()
     assert isinstance(world.answers[request], Reply)
     assert runs(world, before) == ["f:program@1", "f:2@1", "workers"]

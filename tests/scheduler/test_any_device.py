@@ -1,9 +1,11 @@
 """A function with `device = "any"` runs in a worker or on a device, where each request is answered sooner."""
 
+import copy
+
 import pytest
 
 from overwinter.core.actions import Refuse, Reply, Run, RunOnDevice, StartWorker
-from overwinter.core.events import LoadAsked, RunEnded, RunFailure, UnloadAsked
+from overwinter.core.events import Cancelled, LoadAsked, RunEnded, RunFailure, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.published import Published
@@ -381,13 +383,62 @@ def test_a_request_too_large_for_the_devices_runs_in_a_worker():
     world = known(cpu_s=0.5, device_s=0.1)
     request = world.arrive()
     run = next(iter(world.devices.running.values()))
-    failure = RunFailure(request, "NoSpaceError", "too large")
+    failure = RunFailure(request, "ActivationsError", "too large")
     del world.devices.running[run.run]
     world.send(RunEnded(run.executor, run.run, (failure,)))
     world.settle_processes()
     assert [each.requests for each in world.running.values()] == [(request,)]
     world.settle()
     assert isinstance(world.answers[request], Reply)
+
+
+def test_a_refused_run_on_a_device_does_not_count_as_a_fast_one():
+    world = known(cpu_s=0.5, device_s=0.1)
+    times = world.state.functions["f:program@1"].pool.times
+    before = copy.deepcopy(times)
+    request = world.arrive()
+    [run] = world.devices.running.values()
+    del world.devices.running[run.run]
+    world.now += 0.001
+    world.send(RunEnded(run.executor, run.run, (RunFailure(request, "CallerError", "wrong sizes"),)))
+    assert isinstance(world.answers[request], Refuse)
+    assert times == before
+
+
+def test_a_reserved_device_is_free_again_when_those_that_waited_have_left():
+    world = known(cpu_s=0.05, device_s=0.5)
+    world.deploy(spec("h", 1, [("h-weights", 10)], device="pool", tenant="u"))
+    world.now += 100.0
+    leaving = world.arrive("h")
+    world.load_blocks()
+    reserved = world.state.pool.devices["virtual:0"]
+    assert (reserved.next_owner, len(world.stopping)) == (("u", None), 1)
+    world.send(Cancelled(leaving))
+    world.settle_processes()
+    assert (reserved.executor, reserved.next_owner) == (None, None)
+    hung = world.arrive()
+    world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(hung,)]
+    waits = world.arrive()
+    while not world.starting and world.now < 200.0:
+        world.ring()
+    world.settle_processes()
+    assert [run.requests for run in world.devices.running.values()] == [(waits,)]
+
+
+def test_a_device_that_another_tenant_may_still_keep_is_not_chosen():
+    world = known(cpu_s=2.0, device_s=0.1)
+    world.deploy(spec("h", 1, [("h-weights", 10)], device="pool", tenant="u"))
+    world.now += 100.0
+    world.arrive("h")
+    world.settle_processes()
+    world.now += 0.1
+    world.finish_on_device()
+    for _ in range(2):
+        world.arrive("h")
+    request = world.arrive("f")
+    world.settle_processes()
+    assert [run.requests for run in world.running.values()] == [(request,)], world.state.functions["f@1"].estimates
 
 
 def test_without_devices_it_runs_in_workers():

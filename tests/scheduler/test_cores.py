@@ -2,7 +2,7 @@
 
 from overwinter.core.events import LoadAsked
 from overwinter.core.profile import Point, Profile
-from overwinter.scheduler.order import LATE_EVERY
+from overwinter.scheduler.order import INVALID_MAX, LATE_EVERY
 from tests.scheduler.world import World, spec
 
 RUN_S = 0.05
@@ -304,3 +304,29 @@ def test_a_function_whose_request_expired_waits_for_no_core():
     world.finish()
     assert not world.state.functions["b@1"].waits_in
     assert not world.running
+
+
+def test_functions_that_no_longer_wait_do_not_hide_an_urgent_one():
+    world = World(cores=1)
+    for name, tenant, slo_ms in (("slow", "t", None), ("other", "u", None), ("short", "t", 500.0)):
+        world.deploy(spec(name, blobs=((name, 1),), tenant=tenant, slo_ms=slo_ms, max_workers=1))
+        world.arrive(name)
+        world.settle_processes()
+        world.now += 1.0 if name == "slow" else 0.1
+        world.finish()
+    for _ in range(40):
+        # The request of the other tenant joins the queue, and begins in the same step.
+        world.arrive("slow")
+        world.arrive("other")
+        slow, other = world.running.values()
+        world.now += 0.1
+        world.finish_run(other)
+        world.now += 0.9
+        world.finish_run(slow)
+    queue = world.state.core_queue
+    assert len(queue.due) <= len(queue.timely) + INVALID_MAX
+    world.arrive("slow")
+    # Another entry is valid, and before many invalid ones.
+    queue.due[:0] = [*([(0, 0.0, 0, "gone@1")] * INVALID_MAX)]
+    urgent = world.arrive("short")
+    assert [run.requests for run in world.running.values()][1:] == [(urgent,)]

@@ -113,8 +113,9 @@ def test_a_shared_run_that_hangs_is_tried_again_separately():
     assert [run.functions for run in runs_of(world)[before:]] == [(), ()]
 
 
-def test_a_shared_run_without_adjacent_memory_is_tried_again_separately():
-    world = world_of(variant("f"), variant("g"), variant("h"))
+@pytest.mark.parametrize("others", ["", "h"])
+def test_a_shared_run_without_adjacent_memory_is_tried_again_separately(others):
+    world = world_of(*map(variant, ("f", "g", *others)))
     waiting = arrive_during_a_run(world, "f", "g")
     before = len(runs_of(world))
     assert runs_of(world)[-1].functions

@@ -427,3 +427,82 @@ def test_a_worker_far_beyond_its_need_unbinds_some_functions_in_each_step(monkey
     assert len(worker.bound) == len(names) - 2
     # The functions that may use it are marked once, not for each that leaves.
     assert marked == ["one"]
+
+
+def test_a_function_that_can_be_bound_does_not_wait_behind_those_that_are_loaded(monkeypatch):
+    monkeypatch.setattr(families, "MARKED_MAX", 2)
+    world = World(cores=1)
+    world.resident |= {("", block) for block in ("shared", "own-of-x", "own-of-y")}
+    for name in ("x", "y", *"abcd"):
+        world.deploy(member(name, max_workers=1))
+    world.arrive("x")
+    world.ready()
+    [first] = world.running.values()
+    for name in "abcd":
+        world.arrive(name)
+        world.now += 0.001
+    assert len(world.loads) == 4
+    world.arrive("y")
+    world.finish_run(first)
+    assert [bind.function for bind in world.binding] == ["y@1"]
+    world.calm()
+
+
+def test_a_worker_of_a_family_without_members_ends_with_the_run_of_an_isolated_function():
+    world = World(backoff_first_s=0.1, cores=8)
+    for name in "fg":
+        world.deploy(member(name, timeout_s=50.0))
+    for _ in range(3):
+        world.arrive("g")
+        world.settle_processes()
+    for worker in (1, 2):
+        world.die(worker)
+        world.settle_processes()
+    assert [each.what for each in of(Explanation, world.log)].count("isolate") == 1
+    world.send(Removed("f@1"))
+    [run] = [each for each in world.running.values() if each.worker == 3]
+    world.finish_run(run)
+    assert 3 in world.stopping
+    world.calm()
+
+
+def test_an_isolated_function_does_not_wait_for_the_start_of_a_worker_that_it_leaves():
+    world = World(backoff_first_s=0.1, cores=8)
+    for name in "fg":
+        world.deploy(member(name, timeout_s=500.0))
+    for _ in range(2):
+        world.arrive("g")
+        world.settle_processes()
+    world.arrive("g")
+    [third] = world.starting
+    for worker in (1, 2):
+        world.die(worker)
+    assert [each.what for each in of(Explanation, world.log)].count("isolate") == 1
+    while not [each for each in world.starting if each != third]:
+        assert world.now < 10.0
+        world.ring()
+    world.calm()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_function_in_backoff_does_not_keep_the_idle_workers_of_its_family(waits):
+    world = World(cores=8, workers_max=2, backoff_first_s=20.0, backoff_max_s=30.0)
+    for name in "fx":
+        world.deploy(member(name))
+    world.deploy(spec("g", tenant="u", blobs=(("g", 10),)))
+    for _ in range(2):
+        world.arrive("f")
+    while world.loads or world.starting:
+        world.settle_processes()
+    while world.running:
+        world.finish()
+    world.now += 50.0
+    world.arrive("x")
+    world.fail_load(error="StoreError")
+    assert world.state.functions["x@1"].backoff_until > world.now
+    if waits:
+        world.arrive("x")
+    assert len(world.state.tenants["t"].spare) == 2
+    world.arrive("g")
+    world.load_blocks()
+    assert len(world.stopping) == 1

@@ -18,7 +18,7 @@ def model(points=POINTS) -> LatencyModel:
 
 
 @given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=8), own=st.floats(0, 1))
-def test_a_run_of_several_lies_between_one_of_all_and_runs_of_each(counts, own):
+def test_a_shared_run_takes_between_one_run_of_all_requests_and_a_run_of_each_function(counts, own):
     latency, point = model(), POINTS[-1]
     together = latency.latency_s(point, sum(counts))
     apart = sum(latency.latency_s(point, count) for count in counts)
@@ -28,7 +28,7 @@ def test_a_run_of_several_lies_between_one_of_all_and_runs_of_each(counts, own):
         assert latency.shared_run_s(point, counts, 1.0) == pytest.approx(apart)
 
 
-def test_where_nothing_was_measured_a_run_of_several_takes_what_runs_took():
+def test_without_a_profile_a_shared_run_takes_as_long_as_observed_runs():
     latency, point = LatencyModel(spec(max_batch=8), Policy()), POINTS[-1]
     assert latency.shared_run_s(point, [1, 1], 0.5) is None
     latency.observe(latency.default_point, [1, 1], 0.2, Trunk({}, 0.5))
@@ -60,7 +60,7 @@ def test_the_times_of_shared_runs_are_learned_from_observed_runs(guessed, own, s
         assert latency.shared_run_s(point, counts, trunk.separate_part) == pytest.approx(expected, rel=0.05)
 
 
-def test_one_slow_run_changes_the_separate_part_little_and_after_a_run_bytes_change_nothing():
+def test_one_slow_run_changes_the_separate_part_little_and_after_a_run_guesses_are_ignored():
     trunk = Trunk({})
     trunk.guess(0.4)
     trunk.guess(0.1)

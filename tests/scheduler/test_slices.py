@@ -468,3 +468,26 @@ def test_a_slice_waits_for_no_busy_device_that_lacks_it():
     world.arrive("f")
     world.settle_processes()
     assert {"g@1", "f@1"} <= {run.function for run in world.devices.running.values() if run.requests}
+
+
+def test_no_slice_is_brought_for_which_the_evictions_would_free_too_little():
+    world = World(devices=tuple(map(device, range(2))))
+    third, second, first = slices(size=0)
+    sizes = {"f": 1_000_000, "f:3": 700_000, "f:2": 300_000}
+    for each in (third, second, first):
+        blobs = [BlobSize(each.blobs[0].address, sizes[each.name])]
+        if each is second:
+            # The function that would be evicted has one of its blocks.
+            blobs.append(BlobSize("shared", 300_000))
+        world.deploy(structs.replace(each, blobs=tuple(blobs)))
+    world.deploy(spec("a", 1, [("shared", 300_000)], device="pool"))
+    world.arrive("f")
+    world.calm()
+    requests = world.arrive("f"), world.arrive("a")
+    world.settle_processes()
+    [own] = [run for run in world.devices.running.values() if run.function == "a@1"]
+    before = len(of(world, RunOnDevice))
+    world.send(world.devices.end(own, (), False))
+    assert [run for run in of(world, RunOnDevice)[before:] if "a@1" in run.evict] == []
+    world.calm()
+    assert {type(world.answers[each]) for each in requests} == {Reply}

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from overwinter.core.actions import Reply, StopWorker
-from overwinter.core.events import HostCapacityMeasured, LoadAsked, UnloadAsked
+from overwinter.core.events import Cancelled, HostCapacityMeasured, LoadAsked, UnloadAsked
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.operations import ENDED_MAX
 from overwinter.scheduler.order import FREE_ONE_IN
 from tests.scheduler.test_properties import TIMEOUT_S, AnyOrder
 from tests.scheduler.world import World, spec
@@ -290,3 +291,81 @@ def test_one_tenant_s_waiting_requests_leave_room_for_another_s():
     world.settle()
     assert all(isinstance(world.answers[request], Reply) for request in of_b)
     assert isinstance(answered(world, "a1"), Reply)
+
+
+def test_ended_time_slices_of_workers_are_forgotten():
+    world = World(cores=4, workers_max=2)
+    for name in "fgh":
+        world.deploy(spec(name, blobs=((name, 10),), max_workers=1))
+    for number in range(60):
+        world.arrive("fgh"[number % 3])
+        world.settle()
+        world.now += 1.0
+    tenant = world.state.tenants["t"]
+    assert world.resources.workers.of("t") <= 2
+    assert len(tenant.time_slice_ends) <= 2 * 2 + ENDED_MAX
+
+
+def test_an_idle_worker_whose_family_waits_for_a_batch_is_taken_after_the_drain_timeout():
+    points = Point(1, 8, 1, 1, 0.1), Point(1, 8, 4, 1, 0.12)
+    made = Profile(weight_bytes=15, macs=100, points=points)
+    world = World(cores=8, workers_max=1, drain_timeout_s=DRAIN_TIMEOUT_S)
+    for name in "fb":
+        blobs = (("shared", 10), (f"own-of-{name}", 5))
+        own = {"slo_ms": DAY_S * 1000, "timeout_s": DAY_S, "max_batch": 4, "max_workers": 1, "family": "one"}
+        world.deploy(spec(name, 1, blobs, profile=made, **own))
+    well(world, "g", timeout_s=600.0)
+
+    def run_all() -> None:
+        while world.loads or world.starting or world.binding or world.running:
+            world.settle_processes()
+            if world.running:
+                world.finish()
+
+    first = world.arrive("b")
+    while first not in world.answers:
+        run_all()
+        if first not in world.answers:
+            world.ring()
+    # So many that the workers do not keep up, and their callers leave.
+    for _ in range(300):
+        leaving = world.arrive("f")
+        world.send(Cancelled(leaving))
+        world.now += 0.01
+    run_all()
+    check_at = world.state.functions["f@1"].family.check_at
+    while world.alarm <= check_at:
+        world.ring()
+        run_all()
+    waits = world.arrive("b")
+    run_all()
+    assert waits not in world.answers
+    [worker] = world.state.workers.values()
+    assert worker.is_idle
+    assert answered_within(world, "g", 2 * DRAIN_TIMEOUT_S)
+
+
+def answered_within(world: World, name: str, seconds: float) -> bool:
+    """Whether a new request is answered in this time; no run of other functions ends."""
+    request, began = world.arrive(name), world.now
+    while request not in world.answers and world.now <= began + seconds:
+        world.settle_processes()
+        finish_runs(world, name)
+        if request not in world.answers and not (world.stopping or world.loads or world.starting):
+            world.ring()
+    return isinstance(world.answers.get(request), Reply) and world.now <= began + seconds
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_blocks_are_free_for_another_tenant_within_the_drain_timeout_whoever_waits_first(waits):
+    world = World(cores=8, host_bytes=100, drain_timeout_s=DRAIN_TIMEOUT_S)
+    for name, tenant in (("f", "t"), ("h", "t"), ("g", "u")):
+        own = {"tenant": tenant, "timeout_s": DAY_S, "has_handler": tenant == "t"}
+        world.deploy(spec(name, 1, ((name, 80),), **own))
+    world.arrive("f")
+    world.settle_processes()
+    world.now = 60.0
+    if waits:
+        world.arrive("h")
+    world.now += 1.0
+    assert answered_within(world, "g", 3 * DRAIN_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A simulated program that no device holds runs in slices, whose requests pass from one to the next."""
+"""A simulated program that no device can hold runs in slices, whose requests pass from one to the next."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from overwinter.core.profile import Point, Profile
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
-from tests.scheduler.world import spec
+from tests.scheduler.world import World, spec
 
 DAY = 86400.0
 PROFILE = Profile(weight_bytes=1, macs=1, points=(Point(2, 500, 1, 1, 0.1),))
@@ -175,3 +175,31 @@ def test_the_usage_of_a_tenant_is_computed_without_the_functions_of_others(usage
     assert [each.disk_byte_s for each in meter.usage("t", 3.0, DAY)] == [30]
     assert asked == ["f@1"]
     assert len(meter.usage(None, 3.0, DAY)) == 51
+
+
+def test_what_a_removed_function_still_runs_in_a_siblings_worker_is_billed(usage_file):
+    world, statistics = World(cores=4), Statistics()
+    send = world.send
+
+    def watched(event):
+        actions = send(event)
+        statistics.observe(world.now, event, actions)
+        return actions
+
+    world.send = watched
+    meter = Meter(statistics, usage_file, print)
+    for name in "fg":
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 5)), family="one"))
+    world.arrive("f")
+    world.settle()
+    world.now = 1.0
+    world.arrive("g")
+    world.load_blocks(added=5)
+    world.bind()
+    for world.now in (50.0, 55.0):
+        world.send(Removed("g@1"))
+        meter.flush(world.now, 1e9)
+    world.now = 75.0
+    world.finish()
+    [used] = [each for each in meter.usage(None, world.now, 1e9) if each.function == "g"]
+    assert (used.requests, used.core_ms) == (1, 74_000)

@@ -6,6 +6,7 @@ import pytest
 
 from overwinter.core.actions import Reply, RunOnDevice, StopWorker
 from overwinter.core.events import LoadAsked, Removed, UnloadAsked
+from overwinter.core.ids import whole_id
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import IDLE_DEVICE_PRICE, Meter
 from overwinter.telemetry.report import StepReader
@@ -57,7 +58,32 @@ class Watched(World):
         operations = [each.operation for each in pool.devices.values() if each.operation is not None]
         running = {function.spec.id for operation in operations for function in operation.functions}
         loaded = {id_ for id_, each in self.state.functions.items() if each.loaded and each.pool is not None}
-        assert seen.idle.keys() == loaded - running
+        assert seen.idle.keys() == {whole_id(id_) for id_ in loaded} - {whole_id(id_) for id_ in running}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_the_slices_of_a_program_are_billed_as_one(cut, tmp_path):
+    world = Watched(devices=(device(),))
+    world.deploy(spec("f", 1, [(block, 10_000) for block in "abcd"], device="pool"), cut=cut)
+    world.serve("f", 1.0)
+    busy_s = world.now
+    world.wait(100.0)
+    meter = Meter(world.statistics, UsageFile(tmp_path / "usage"), print)
+    [usage] = meter.usage(None, world.now, DAY)
+    assert usage.device.idle_ms == pytest.approx(100_000 + (1000 * busy_s - usage.device.device_ms), abs=2000)
+
+
+def test_an_executor_whose_device_failed_counts_as_a_crash():
+    world = Watched(devices=(device(),))
+    world.deploy(pooled())
+    world.serve()
+    world.arrive()
+    [run] = world.devices.running.values()
+    world.finish_on_device(run.requests, fault="CUDA error: unspecified launch failure")
+    seen = world.statistics.pool.devices["virtual:0"]
+    assert seen.crashes == 1
+    world.settle_processes()
+    assert seen.crashes == 1
 
 
 @pytest.mark.parametrize("isolation", ["none", "tenant", "function"])

@@ -23,6 +23,7 @@ from overwinter.core.events import (
     Bound,
     Cancelled,
     Deployed,
+    LoadAsked,
     MemoryMeasured,
     MemoryPressure,
     Removed,
@@ -116,7 +117,7 @@ def test_a_request_is_followed_to_its_answer():
         (3.5, RunEnded(1, 1), Reply(1, "f@1", "disk"), Refuse(2, "HandlerError", "bad")),
     )
     tally = seen.tallies["f"]
-    assert (tally.requests, tally.answered, tally.ended, tally.in_slo, tally.attainment) == (2, 1, 2, 0, 0.0)
+    assert (tally.requests, tally.answered, tally.slo_requests, tally.in_slo, tally.attainment) == (2, 1, 2, 0, 0.0)
     assert (tally.wakes, tally.woken, tally.wake_s["disk"]) == ({"disk": 1}, {"disk": 1}, 1.5)
     assert (tally.wait_s, tally.runs, tally.run_requests, tally.run_s, tally.core_s) == (2.5, 1, 2, 1.0, 2.0)
     assert (tally.loaded_bytes, tally.answered_by_start, tally.refused) == (30, {"disk": 1}, {"HandlerError": 1})
@@ -281,3 +282,79 @@ def test_what_was_held_is_charged_in_equal_parts(gone):
     assert seen.store("").uncharged("g@1", 5.0) == 4 * 5 + 10
     assert seen.released_bytes[""] == 20
     assert seen.disk.nbytes == (10 if isinstance(gone, Removed) else 30)
+
+
+def observed(**config) -> tuple[World, Statistics]:
+    """Return a world, and statistics that read each of its steps."""
+    world, statistics = World(**config), Statistics()
+    send = world.send
+
+    def watched(event):
+        actions = send(event)
+        statistics.observe(world.now, event, actions)
+        return actions
+
+    world.send = watched
+    return world, statistics
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_wake_contains_a_load_from_disk_only_if_somebody_waited_for_it(leaves):
+    world, seen = observed(cores=4)
+    world.deploy(spec("f"))
+    request = world.arrive("f")
+    world.now = 1.0
+    if leaves:
+        world.send(Cancelled(request))
+    world.load_blocks(added=30)
+    if leaves:
+        world.now = 3601.0
+        world.arrive("f")
+    world.now += 0.5
+    world.settle()
+    tally = seen.tallies["f"]
+    assert tally.wakes == ({"host": 1} if leaves else {"disk": 1})
+    assert sum(tally.wake_s.values()) == pytest.approx(0.5 if leaves else 1.5)
+
+
+def test_requests_before_a_function_had_an_slo_do_not_count_in_its_attainment():
+    world, seen = observed(cores=4)
+    world.deploy(spec("f"))
+    for _ in range(5):
+        world.arrive("f")
+        world.settle()
+    assert seen.tallies["f"].attainment is None
+    world.deploy(spec("f", version=2, slo_ms=1000.0))
+    world.arrive("f")
+    world.settle()
+    tally = seen.tallies["f"]
+    assert (tally.answered, tally.slo_requests, tally.in_slo, tally.attainment) == (6, 1, 1, 1.0)
+
+
+def test_blocks_that_are_lost_again_are_not_held():
+    world, seen = observed(cores=4)
+    for name in "fg":
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 5)), family="one"))
+    world.arrive("f")
+    world.settle()
+    world.arrive("g")
+    for _ in range(2):
+        world.load_blocks(added=5)
+        world.fail_bind(lost_blocks=True)
+        assert (world.state.functions["g@1"].loaded, seen.store("").held("g@1")) == (False, 0)
+    world.calm()
+    assert seen.store("").held("g@1") == (15 if world.state.functions["g@1"].loaded else 0)
+
+
+def test_a_quarantined_function_holds_no_blocks():
+    world, seen = observed(cores=4)
+    world.resident = {("", "f")}
+    world.deploy(spec("f", blobs=(("f", 30),)), quarantined="the scheduler failed on it")
+    store = seen.store("")
+    assert (world.state.functions["f@1"].loaded, store.nbytes) == (False, 0)
+    world.send(LoadAsked("f@1"))
+    world.settle()
+    assert store.nbytes == 30
+    world.send(Removed("f@1"))
+    world.settle()
+    assert store.nbytes == 0

@@ -6,6 +6,7 @@ scheduler of that configuration must return the same actions for these events.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import IO, TypeVar
 
 import msgspec
@@ -40,6 +41,8 @@ class Journal:
         """Create a journal. `lost` is called once if the file cannot be written any more; the ring continues."""
         self.recent: deque[Entry] = deque(maxlen=ring)
         self._file = file
+        self._end = 0
+        """The bytes of the complete lines in the file."""
         self._lost = lost
         self._encoder = msgspec.json.Encoder()
         if file is not None:
@@ -55,8 +58,14 @@ class Journal:
     def _write(self, line: bytes) -> None:
         assert self._file is not None
         try:
-            self._file.write(line + b"\n")
+            left = memoryview(line + b"\n")
+            while left:
+                # If little space is left, a part of the line is written, without an error.
+                left = left[self._file.write(left) :]
+            self._end += len(line) + 1
         except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._end)
             self._file = None
             if self._lost is not None:
                 self._lost(error)

@@ -1,6 +1,7 @@
 """The functions of NVIDIA's driver that PyTorch does not offer, or only more slowly.
 
-PyTorch's own copy takes about 8 µs for each block, and a failed call of the CUDA runtime makes a later kernel fail.
+PyTorch's own copy takes about 8 µs for each block, and it reports the error of a failed call of the CUDA runtime at a
+later launch of a kernel.
 """
 
 import ctypes
@@ -30,12 +31,12 @@ def register(pointer: int, nbytes: int) -> bool:
 
 
 def unregister(pointer: int) -> None:
-    """End the registration of memory, which is still mapped."""
+    """End the registration of memory, which must still be mapped."""
     _driver().cuMemHostUnregister(pointer)
 
 
 def copy_to_gpu(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Enqueue a copy of host memory; the caller waits if the memory is not registered. Raises RuntimeError."""
+    """Enqueue a copy of host memory; the call blocks if the memory is not registered. Raises RuntimeError."""
     code = int(_driver().cuMemcpyHtoDAsync_v2(target, source, nbytes, stream))
     if code:
         raise RuntimeError(f"{nbytes} bytes could not be copied to the GPU: {_reason(code)}")

@@ -24,8 +24,8 @@ class PeerMemory(Source):
         # Every tensor in the memory references the buffer. The mapping ends with the last of them.
         self._memory = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(self._memory, unmap, address, nbytes).atexit = False
-        self._start = table_start(nbytes)
-        self._table = memoryview(self._memory)[self._start :]
+        self._table_start = table_start(nbytes)
+        self._table = memoryview(self._memory)[self._table_start :]
 
     def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
         """Return those of these blocks that are there now. `blocks`: the bytes of each."""
@@ -33,7 +33,7 @@ class PeerMemory(Source):
         found = {
             address: torch.frombuffer(self._memory, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
             for address, entry in entries.items()
-            if max(1, blocks[address]) <= entry.nbytes <= self._start - entry.offset
+            if max(1, blocks[address]) <= entry.nbytes <= self._table_start - entry.offset
         }
         return FoundBlocks(found, partial(self._has_changed, entries))
 

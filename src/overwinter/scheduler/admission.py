@@ -357,5 +357,5 @@ def _assign_bytes(cycle: Cycle) -> None:
     while (function := order.first_for_bytes(cycle)) is not None:
         serve(cycle, function)
         if order.first_for_bytes(cycle) is function:
-            retention.drain_for_bytes(cycle, function)
+            retention.drain_for_bytes(cycle)
             return

@@ -24,6 +24,7 @@ from overwinter.scheduler.policies.device_binding import transfer_s
 from overwinter.scheduler.policies.worker_or_device import Estimate, Estimates
 from overwinter.scheduler.policy_failures import call_policy, expected_s
 from overwinter.scheduler.pool import Device, pool_record
+from overwinter.scheduler.replacement import may_take_at
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.swaps import owner_of
 
@@ -335,6 +336,10 @@ def _device_s(cycle: Cycle, function: Function, device: Device) -> float:
         transfer = transfer_s(device.config, pool_record(function).nbytes, 0)
         hidden_s = swaps.run_s(cycle, function, 1)
         backoff_s = max(0.0, device.backoff_until - now) if executor is None else 0.0
+        if executor is not None and not executor.stopping:
+            # It serves others, and may be taken from them only later.
+            owner, fitting = owner_of(cycle, function), list(swaps.fitting(cycle, function))
+            busy_s = max(busy_s, may_take_at(cycle, device, owner, fitting) - now)
         return backoff_s + busy_s + start_s + max(0.0, transfer - hidden_s)
     [option] = swaps.options(cycle, function, [device])
     return busy_s + min([option.swap_wait_s, *(peer.swap_wait_s for peer in option.peers)])

@@ -128,6 +128,6 @@ def move(cycle: Cycle, function: Function, other: Function, requests: Iterable[R
 def _queue_changed(cycle: Cycle, function: Function) -> None:
     if not (function.queue or function.wants_wake):
         order.leave(cycle, function)
-    families.record_waiting(function)
+    families.record_waiting(cycle, function)
     shared_runs.queue_changed(cycle, function)
     cycle.mark(function)

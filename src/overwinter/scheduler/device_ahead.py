@@ -6,9 +6,9 @@ a core or capacity for a worker. The device stays free, because a run that is or
 the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). Then the
 device prepares again when it has been idle for IDLE_S, so that a client with one request after the other does not wait
 for a preparation at each of them. A function whose preparation kills its executor is not prepared again, and others of
-its tenant only after UNPREPARED_S. This counts as a failure neither of the device nor of the requests behind it. After
-a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S
-either.
+its tenant only after UNPREPARED_S. This counts as a failure neither of the device nor of the requests that waited for
+the end of the preparation. After a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant
+is prepared for UNPREPARED_S either.
 """
 
 from itertools import islice
@@ -36,7 +36,7 @@ UNPREPARED_S = 60.0
 IDLE_S = 1.0
 """How long a device must be idle after an interrupted preparation until the next one begins."""
 DELAY_MAX_S = 0.1
-"""The longest delay of a run that has no consequence: a usual operator or compilation takes less."""
+"""A preparation may delay a run for this long without consequence: a usual operator or compilation takes less."""
 
 
 def check(cycle: Cycle) -> None:

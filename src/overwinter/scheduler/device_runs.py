@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from overwinter.core.actions import Reply, RunOnDevice
-from overwinter.core.errors import NoSpaceError
+from overwinter.core.errors import ActivationsError
 from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
 from overwinter.scheduler import counterpart, device_sharing, fixed_devices, residency, shared_runs, swaps
@@ -228,7 +228,8 @@ def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
     elif not operation.parts:
         _placed(device, event.moved_bytes)
     else:
-        device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
+        if not event.failures:
+            device_sharing.observe(cycle, operation.parts, cycle.now - operation.began, device.swap_s)
         _placed(device, event.moved_bytes)
         failures = {failure.request: failure for failure in event.failures}
         if not event.fault:
@@ -259,7 +260,8 @@ def _unplaced(cycle: Cycle, device: Device, operation: Operation) -> None:
         residency.drop(cycle, device, each.spec.id)
     device.unplaced = Unplaced(total - device.blocks.nbytes, total)
     function = operation.function
-    pool_record(function).unplaced[device.config.name] = not swaps.victims(cycle, function, device)
+    is_alone = len(operation.functions) == 1
+    pool_record(function).unplaced[device.config.name] = is_alone and not swaps.victims(cycle, function, device)
     for part in operation.parts:
         put_back(cycle, part)
 
@@ -292,7 +294,7 @@ def _answer(cycle: Cycle, part: Part, failures: Mapping[RequestId, RunFailure]) 
 
 def _goes_to_worker(cycle: Cycle, function: Function, request: Request, failure: RunFailure) -> bool:
     """Let a worker serve a request that needs more memory than the device has, if the function may run in workers."""
-    if function.removed or failure.error != NoSpaceError.__name__:
+    if function.removed or failure.error != ActivationsError.__name__:
         return False
     other = counterpart.usable(cycle, function)
     if other is None:

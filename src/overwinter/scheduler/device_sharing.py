@@ -1,9 +1,9 @@
 """Decides which functions' requests share a run on a device.
 
 If functions of a family of the pool allow batches, they run together as far as their weights are the same, as those of
-a worker do (shared_runs.py). The blocks of all of them are brought before such a run begins, and nothing is evicted to
-free bytes for the functions that join. So a run is shared only where what the device misses is brought in a small part
-of the time of a run.
+a worker do (shared_runs.py). The blocks of all of them are copied to the device before such a run begins, and nothing
+is evicted to free bytes for the functions that join. So a run is shared only where copying what the device misses takes
+a small part of the time of a run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def _may_run(cycle: Cycle, other: Function, device: Device) -> bool:
 
 
 def _is_minor(cycle: Cycle, function: Function, device: Device, sizes: Mapping[Address, int]) -> bool:
-    """Whether what a device misses of these blocks fits there, and is brought soon."""
+    """Whether what a device misses of these blocks fits there, and takes at most MINOR of a run's time to copy."""
     missing = device.blocks.missing(sizes)
     swap_s = transfer_s(device.config, missing, len(swaps.neighbours(cycle, device)))
     fits = not device.short_bytes(missing)
@@ -69,7 +69,7 @@ def take(cycle: Cycle, function: Function, others: Sequence[Function]) -> tuple[
 
 def _spread_s(cycle: Cycle, function: Function, own: int, count: int) -> float:
     """Expected seconds of the execution of `count` requests: up to `own` of the leading function, then one of each
-    other. Like `expected_s`, but computed in constant time.
+    other function. Like `expected_s`, but computed in constant time.
     """
     together, others = swaps.run_s(cycle, function, count), max(0, count - own)
     if not others:

@@ -24,6 +24,7 @@ from overwinter.scheduler.admission import start_workers
 from overwinter.scheduler.answers import expire, refuse, why_unloaded
 from overwinter.scheduler.binding import unbind_unused, was_unloaded
 from overwinter.scheduler.cycle import Cycle
+from overwinter.scheduler.operation import hung_text
 from overwinter.scheduler.operations import end_overdue, end_run, stop, watch_deadlines
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.retention import end_keep_alive_of_blocks, idle_until, outlasts_keep_alive
@@ -213,25 +214,28 @@ def _refuse_runs(cycle: Cycle, worker: Worker, function: Function) -> bool:
 def _hung(cycle: Cycle, worker: Worker) -> None:
     # Other runs in the worker are retried when it has ended. So is a hung run of several functions: separate runs will
     # show which function hangs.
+    start = f"its worker did not start or bind it within {cycle.config.start_timeout_s:g} s"
     alone = [each.function for each in worker.binds.values() if cycle.now >= each.hangs_at]
-    hung = list(alone)
+    hung = [(function, start) for function in alone]
     if worker.starts_for is not None:
-        hung.append(worker.starts_for)
+        hung.append((worker.starts_for, start))
     for run in [run for run, operation in worker.runs.items() if cycle.now >= operation.hangs_at]:
         operation = worker.runs[run]
-        hung += operation.functions
         if len(operation.parts) > 1:
             for function in operation.functions:
                 function.runs_at_death = function.runs
+                hung.append((function, "a run that it shared with other functions did not end in time"))
             continue
         alone.append(operation.function)
+        hung.append((operation.function, hung_text(operation.function)))
         end_run(cycle, worker, run)
-        for id_, name in [(id_, part.function.spec.id) for part in operation.parts for id_ in part.requests]:
+        function = operation.function
+        for id_ in operation.requests:
             if id_ in cycle.state.requests:
-                refuse(cycle, id_, "DeadlineError", f"function {name} hung and was stopped")
+                refuse(cycle, id_, "DeadlineError", f"function {function.spec.id} hung: {hung_text(function)}")
     stop(cycle, worker, kill=True)
-    at_fault = [each for each in hung if not each.removed and not was_unloaded(worker, each)]
-    for name, function in {each.spec.id: each for each in at_fault}.items():
-        functions.fail(cycle, function, "WorkerError", f"a worker of {name} hung and was stopped")
+    at_fault = {each.spec.id: (each, why) for each, why in hung if not each.removed and not was_unloaded(worker, each)}
+    for name, (function, why) in at_fault.items():
+        functions.fail(cycle, function, "WorkerError", f"function {name} hung: {why}")
     for function in {each.spec.id: each for each in alone}.values():
         worker_exits.record_death(cycle, function)

@@ -18,7 +18,7 @@ from overwinter.scheduler.blocks import evict_blocks_of, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.device_runs import end_operation, expire_if_removed, put_back
-from overwinter.scheduler.operation import Operation, Part
+from overwinter.scheduler.operation import Operation, Part, hung_text
 from overwinter.scheduler.operations import OVERDUE, UNKNOWN_S, smoothed
 from overwinter.scheduler.pool import Device, DeviceOwner, Executor
 from overwinter.scheduler.state import Function
@@ -87,6 +87,9 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     cycle.timers.disarm(event.worker)
     residency.clear(cycle, device)
     device.executor, cycle.devices_changed = None, True
+    if device.next_owner is not None and not cycle.state.pool.waiting.count(*device.next_owner):
+        # Those for whom it was stopped have left the queue meanwhile.
+        device.next_owner = None
     if executor.stopping:
         return
     preparing = executor.preparing
@@ -206,10 +209,12 @@ def _hung(cycle: Cycle, device: Device) -> None:
         return
     for request in operation.requests:
         if request in cycle.state.requests:
-            refuse(cycle, request, "DeadlineError", f"function {id_} hung on {device.config.name} and was stopped")
+            refuse(
+                cycle, request, "DeadlineError", f"function {id_} hung on {device.config.name}: {hung_text(function)}"
+            )
             count_answer(cycle, function, in_time=False)
     if not function.removed:
-        functions.fail(cycle, function, "WorkerError", f"a run of {id_} hung and was stopped")
+        functions.fail(cycle, function, "WorkerError", f"function {id_} hung: {hung_text(function)}")
 
 
 def _failed(cycle: Cycle, device: Device, owner: DeviceOwner, function: Function | None, reason: str) -> None:

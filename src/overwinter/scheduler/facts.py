@@ -304,10 +304,10 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
         return
     function = binding.function
     forget(worker, function)
+    if event.lost_blocks and function.loaded:
+        release(cycle, function)
     if event.lost_blocks and not function.lost_blocks:
         function.lost_blocks = True
-        if function.loaded:
-            release(cycle, function)
     else:
         worker.failed_binds.add(event.function)
     if not function.removed:
@@ -318,12 +318,12 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """After an operation of a function that has left the worker or family: stop the worker if it is idle and all its
-    functions were removed; otherwise mark the first member of its family, unless the function left only the worker.
+    """After an operation of a function that has left the worker or family: stop the worker if it is idle and drains, or
+    all its functions were removed; otherwise mark the first member of its family, unless only the worker was left.
     """
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return
-    if worker.is_orphaned and worker.is_idle:
+    if worker.is_idle and (worker.is_orphaned or worker.drain is not None):
         stop(cycle, worker)
     elif (function.removed or function.family is not worker.family) and worker.family.members:
         cycle.mark(worker.family.first_member)

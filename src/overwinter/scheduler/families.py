@@ -101,15 +101,15 @@ def isolate(cycle: Cycle, function: Function) -> None:
     cycle.state.families[function.family.id] = function.family
     _count_settings(function.family, spec.settings, 1)
     _settings_changed(cycle, function.family, None)
-    record_waiting(function)
+    record_waiting(cycle, function)
 
 
-def record_waiting(function: Function) -> None:
+def record_waiting(cycle: Cycle, function: Function) -> None:
     """Record in the family whether the function has waiting requests or is to be woken."""
     id_, family = function.spec.id, function.family
     if function.queue:
         family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
-        if function.waits_in in ("capacity", "bytes"):
+        if function.waits_in in ("capacity", "bytes") or cycle.now < function.backoff_until:
             family.wanting_idle_worker.pop(id_, None)
         else:
             family.wanting_idle_worker[id_] = None
@@ -135,8 +135,9 @@ def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool =
 
 def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
     """Mark the family's functions that have waiting requests or are to be woken, by priority and due time, because a
-    worker may be available; and mark `functions`. If more than MARKED_MAX wait, only the MARKED_MAX that are due first,
-    the MARKED_MAX bound ones that are due first, and MARKED_MAX of those to be woken are marked.
+    worker may be available; and mark `functions`. If more than MARKED_MAX wait, only the MARKED_MAX bound ones that are
+    due first are marked, and of those that a worker can bind now, the MARKED_MAX that are due first and MARKED_MAX of
+    those to be woken.
     """
     if not family.waiting and not family.waking:
         for each in functions:
@@ -146,13 +147,19 @@ def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
     if len(marked) > MARKED_MAX:
         urgency = partial(_urgency, cycle)
         bound = nsmallest(MARKED_MAX, (each for each in marked if each.workers), urgency)
-        waking = [family.members[id_] for id_ in islice(family.waking, MARKED_MAX)]
-        marked = list(dict.fromkeys([*nsmallest(MARKED_MAX, marked, urgency), *bound, *waking]))
+        able = [each for each in marked if not _waits_for_other_events(cycle, each)]
+        waking = islice((each for each in able if each.spec.id in family.waking), MARKED_MAX)
+        marked = list(dict.fromkeys([*nsmallest(MARKED_MAX, able, urgency), *bound, *waking]))
     marked += [each for each in functions if each.spec.id not in family.waiting]
     if len(marked) > 1:
         marked.sort(key=lambda each: _urgency(cycle, each))
     for each in marked:
         cycle.mark(each)
+
+
+def _waits_for_other_events(cycle: Cycle, function: Function) -> bool:
+    """Whether no worker can bind it before its load, space for its blocks, or the end of its backoff."""
+    return function.loading is not None or function.waits_in == "bytes" or cycle.now < function.backoff_until
 
 
 def due_at(spec: FunctionSpec, arrived: Seconds) -> float:

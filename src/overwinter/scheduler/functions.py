@@ -18,7 +18,7 @@ from overwinter.scheduler.state import Function
 
 
 def deploy(cycle: Cycle, event: Deployed) -> None:
-    """Add a version, replacing a previous one with its id."""
+    """Add a version. It replaces a previous one that has the same id."""
     state, spec = cycle.state, event.function
     before = state.functions.get(spec.id)
     if before is not None:

@@ -76,9 +76,7 @@ def _check_workers(cycle: Cycle) -> None:
         assert worker.stopping or worker.bound, f"worker {worker.id} has no function and is not stopped"
         assert worker.stopping or worker.runs or not worker.is_orphaned, f"worker {worker.id} is of no use"
         runs = Counter(each.spec.id for run in worker.runs.values() for each in run.functions)
-        assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, (
-            "the runs of a function are counted wrongly"
-        )
+        assert runs == {id_: each.runs for id_, each in worker.bound.items() if each.runs}, "wrong counts of runs"
         assert worker.binds.keys() <= worker.bound.keys(), f"worker {worker.id} binds a function that is not recorded"
         keep_alive_s = keepalive.longest_s(worker, cycle.policy)
         assert worker.keep_alive_s in (None, keep_alive_s), f"worker {worker.id} has the keep-alive of other functions"
@@ -88,13 +86,13 @@ def _check_workers(cycle: Cycle) -> None:
             assert binding.draining or worker.drain or worker.stopping or binding.function.family is worker.family, (
                 f"{id_} is in a worker of another family"
             )
-    _check_families(state)
+    _check_families(cycle)
     _check_versions(state)
     _check_tenants(cycle)
 
 
-def _check_families(state: State) -> None:
-    members: list[FunctionId] = []
+def _check_families(cycle: Cycle) -> None:
+    state, members = cycle.state, list[FunctionId]()
     for family in state.families.values():
         members += family.members
         assert all(each.family is family for each in family.members.values()), (
@@ -107,10 +105,12 @@ def _check_families(state: State) -> None:
         assert family.max_workers == sum(each.max_workers for each in settings), f"max_workers of {family.id} is wrong"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
-        wanting = {id_ for id_ in waiting if family.members[id_].waits_in not in ("capacity", "bytes")}
-        assert set(family.wanting_idle_worker) == wanting, (
-            f"the members of {family.id} that want an idle worker are wrong"
-        )
+        able = {id_ for id_ in waiting if cycle.now >= family.members[id_].backoff_until}
+        wanting = {id_ for id_ in able if family.members[id_].waits_in not in ("capacity", "bytes")}
+        # A member whose backoff is over is recorded when its timer is handled.
+        due = {id_ for id_ in wanting if (at := cycle.timers.at(id_)) is not None and at <= cycle.now}
+        known = set(family.wanting_idle_worker)
+        assert wanting - due <= known <= wanting, f"wrong members of {family.id} want an idle worker"
         for id_, trunk in family.trunks.items():
             own_waiting = {each for each in waiting if family.members[each].trunk == id_}
             assert set(trunk.waiting) == own_waiting, f"the waiting members of trunk {id_} are wrong"

@@ -3,10 +3,10 @@
 A worker is admitted with its need, the measured memory of its function, and may take up to `memory_mib`. Memory is
 assigned by needs, so when the limit is exceeded, some worker takes more than its need. Idle workers are a cache and are
 stopped first: those of tenants with a worker that exceeds its need, and any that has been idle for KEPT_FOR_TENANT_S.
-Then only workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Memory
-beyond the needs is free until a function of another tenant needs it. Then a worker that takes far more than its need
-is killed at once, if it is ending anyway or the tenants' shares allow it, and neither an idle worker nor a process
-forked ahead can be stopped instead.
+Then only workers that exceed their needs are stopped: a busy worker within its need is not stopped for others. Workers
+may use memory beyond their needs until a function of another tenant needs it. Then a worker that takes far more than
+its need is killed at once, if it is ending anyway or the tenants' shares allow it, and neither an idle worker nor a
+process forked ahead can be stopped instead.
 
 A need is measured without the handler and without large tensors, and is a guess before that. So a worker may take
 somewhat more, and workers that take far more are chosen first. Of these, a worker of the tenant with the largest sum
@@ -90,8 +90,8 @@ def release(cycle: Cycle, nbytes: int) -> None:
 
 
 def _excessive_for(cycle: Cycle, function: Function, wanted: Claim) -> Worker | None:
-    """Return the worker of another tenant that is stopped for what a function wants, because a worker has
-    memory beyond its need only until another function needs it.
+    """Return the worker of another tenant that is stopped for what a function wants: a worker has memory beyond its
+    need only until a function of another tenant needs it.
     """
     memory, mine, workers = cycle.resources.memory, function.spec.tenant, cycle.state.workers.values()
     if memory.capacity is None or len(cycle.state.tenants) <= 1:
@@ -148,10 +148,10 @@ def next_to_stop(workers: Iterable[Worker]) -> Worker | None:
 
 
 def kill_excessive(cycle: Cycle, worker: Worker) -> None:
-    """Kill a worker that takes more than its need. Its requests are refused if it takes far more, or if it starts,
-    because a retry would take as much; otherwise they are retried as after any death.
+    """Kill a worker that takes more than its need. Its requests are refused if it takes far more, or if it is
+    still starting, because a retry would take as much; otherwise they are retried as after any death.
     """
-    why, had = _reason(worker, cycle.config.memory_bytes), [each.function for each in worker.bound.values()]
+    why, had = _reason(worker), [each.function for each in worker.bound.values()]
     cycle.current, worker.stopped_for, starts_for = worker.function, why, worker.starts_for
     for function in had:
         if not function.removed:
@@ -187,14 +187,13 @@ def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:
         families.mark(cycle, family)
 
 
-def _reason(worker: Worker, limit: int | None) -> str:
+def _reason(worker: Worker) -> str:
     """Why a worker is stopped, and what can be done."""
-    limited = "all workers together may have no more (--memory-bytes)"
-    most = "the machine runs short of memory" if limit is None else limited
     return (
         f"a worker of function {worker.function} took {worker.measured_bytes / MIB:.1f} MiB and was stopped: it was "
-        f"expected to need {worker.point.memory_bytes / MIB:.1f} MiB, and {most}. Reduce its memory, set memory_mib so "
-        "that allocations fail earlier, or give the node more"
+        f"expected to need {worker.point.memory_bytes / MIB:.1f} MiB, and the memory of all workers ran short "
+        "(--memory-bytes, --memory-free-min-bytes). Reduce its memory, set memory_mib so that allocations fail "
+        "earlier, or give the node more"
     )
 
 

@@ -67,6 +67,12 @@ class Operation(msgspec.Struct, eq=False):
         return tuple(id_ for part in self.parts if part.function is function for id_ in part.requests)
 
 
+def hung_text(function: "Function") -> str:
+    """Return why a run of the function was stopped, and the way out."""
+    timeout_s = function.spec.settings.timeout_s
+    return f"its run did not end within its timeout of {timeout_s:g} s: set a longer timeout_s if it may take so long"
+
+
 def hangs_s(parts: tuple[Part, ...], overdue_s: float) -> float:
     """Return how long a run may last. A shared run may last half of the shortest timeout, so that each function can
     then be tried separately, or until it is overdue if that is later, but at most the longest timeout.

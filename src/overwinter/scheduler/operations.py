@@ -4,7 +4,7 @@ A start, a bind and a run each have an id, an owner in the ledger, and a time af
 begins and ends binds). An event that answers an operation that has ended changes nothing.
 """
 
-from heapq import heappush
+from heapq import heapify, heappush
 from math import inf
 
 from overwinter.core.actions import Run, StartWorker, StopWorker
@@ -33,6 +33,8 @@ TIME_SLICE_WAKES = 10
 a small part of the time.
 """
 USE_SMOOTHING = 0.2
+ENDED_MAX = 16
+"""About so many ended time slices are kept, and as many again as the tenant has workers."""
 
 
 # Starts
@@ -177,7 +179,10 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
 
 def begin_time_slice(cycle: Cycle, worker: Worker, function: Function) -> None:
     """Let a worker that is ready stay for a time slice when others wait for capacity."""
-    ends = cycle.state.tenants[worker.tenant].time_slice_ends
+    ends, workers = cycle.state.tenants[worker.tenant].time_slice_ends, cycle.state.workers
+    if len(ends) >= 2 * cycle.resources.workers.of(worker.tenant) + ENDED_MAX:
+        ends[:] = [each for each in ends if (known := workers.get(each[1])) is not None and known.is_serving]
+        heapify(ends)
     heappush(ends, (cycle.now + time_slice_s(function), worker.id))
     cycle.capacity_changed = True
 

@@ -19,10 +19,11 @@ A function has one want at a time, and waits in the queue of the one resource th
 """
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 
 from overwinter.core.ids import FunctionId, TenantId
+from overwinter.scheduler.core_queue import CoreQueue
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import watch_overdue
 from overwinter.scheduler.policies.queueing import ORDINARY, order_late
@@ -34,6 +35,10 @@ from overwinter.scheduler.tenant import Tenant
 LATE_EVERY = 10
 URGENT_CHECKED = 16
 """The approximate number of functions waiting for a core that are checked for an additional urgent run."""
+INVALID_MAX = 16
+"""About so many invalid entries may lie among those of the functions that wait for a core, and as many again as there
+are valid ones.
+"""
 UNSERVED_CHECKED = 64
 """The most waiting functions of a tenant without a core that are compared, to find the one that is due first."""
 REQUESTS_CHECKED = 32
@@ -174,10 +179,9 @@ def urgent(cycle: Cycle) -> Function | None:
     ends = min((operation.ends for operation in state.holding_cores.values()), default=now)
     wait_s = max(0.0, ends - now)
     best: tuple[tuple[int, float], Function] | None = None
-    for entry in state.core_queue.due[:URGENT_CHECKED]:
-        level, due, _, id_ = entry
-        if state.core_queue.timely.get(id_) is not entry:
-            continue
+    queue = state.core_queue
+    valid = (entry for entry in queue.due if queue.timely.get(entry[-1]) is entry)
+    for level, due, _, id_ in islice(valid, URGENT_CHECKED):
         function = state.functions[id_]
         needed_s = _needed_s(cycle, function)
         is_urgent = SHARED_SLOWDOWN * needed_s <= due - now < wait_s + needed_s and needs(function) == 1
@@ -210,7 +214,11 @@ def _join_cores(cycle: Cycle, function: Function) -> None:
     queue.number += before is None
     entry = (level, due, queue.number if before is None else before[2], id_)
     queue.timely[id_] = entry
-    heappush(queue.due, entry)
+    if len(queue.due) < 2 * len(queue.timely) + INVALID_MAX:
+        heappush(queue.due, entry)
+    else:
+        queue.due = list(queue.timely.values())
+        heapify(queue.due)
 
 
 def _first_timely(cycle: Cycle) -> Function | None:
@@ -218,12 +226,8 @@ def _first_timely(cycle: Cycle) -> Function | None:
     again, because their first request has become late.
     """
     queue = cycle.state.core_queue
-    while queue.due:
-        entry = queue.due[0]
-        level, due, _, id_ = entry
-        if queue.timely.get(id_) is not entry:
-            heappop(queue.due)
-            continue
+    while _drop_invalid(queue):
+        level, due, _, id_ = queue.due[0]
         function = cycle.state.functions[id_]
         if level < ORDINARY or cycle.now + _needed_s(cycle, function) <= due:
             return function
@@ -231,6 +235,13 @@ def _first_timely(cycle: Cycle) -> Function | None:
         del queue.timely[id_]
         _join_cores(cycle, function)
     return None
+
+
+def _drop_invalid(queue: CoreQueue) -> bool:
+    """Remove the entries at the front of `due` that are not valid any more; return whether any entry is left."""
+    while queue.due and queue.timely.get(queue.due[0][-1]) is not queue.due[0]:
+        heappop(queue.due)
+    return bool(queue.due)
 
 
 def _first(cycle: Cycle, function: Function) -> Request:

@@ -170,7 +170,7 @@ class Device(msgspec.Struct, eq=False):
         """
         if self.unplaced is None or missing < self.unplaced.missing_bytes:
             return self.config.memory_bytes
-        return self.unplaced.total_bytes - 1
+        return min(self.config.memory_bytes, self.unplaced.total_bytes - 1)
 
     def short_bytes(self, missing: int) -> int:
         """The bytes that must be evicted before this many can be brought."""

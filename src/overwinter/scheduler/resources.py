@@ -59,7 +59,9 @@ class Resources:
         return self.of_worker(point, point.memory_bytes)
 
     def of_bind(self, nbytes: int) -> Claim:
-        """Return the claim of a bind besides its slot: the private memory that it adds to its worker."""
+        """Return the claim of a bind on memory: the private memory that it adds to its worker. It also claims a core
+        (`of_cores`) and one of the worker's concurrent runs.
+        """
         return {self.memory: nbytes}
 
     def of_cores(self, cores: int, holds: bool) -> Claim:

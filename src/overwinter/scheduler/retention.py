@@ -6,6 +6,7 @@ its number of workers follows the rate, and a worker whose keep-alive has ended 
 the family has a free slot.
 """
 
+from itertools import islice
 from math import inf
 
 from overwinter.core.ids import Seconds, WorkerId
@@ -18,6 +19,8 @@ from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Binding, Family, Function, Worker
 
+WAITING_CHECKED = 1024
+"""The most functions of the queue for bytes of which is checked whether one is of another tenant."""
 EVICTION_PAUSE_S = 0.03
 """The pause after a step that has evicted as much as one step may, for other events."""
 
@@ -25,7 +28,7 @@ EVICTION_PAUSE_S = 0.03
 def settle(cycle: Cycle, function: Function) -> None:
     """Update spare workers and evictable blocks after the function's wants are handled."""
     family = function.family
-    families.record_waiting(function)
+    families.record_waiting(cycle, function)
     if function.spec.settings.device == "any" and function.pool is None:
         _note_waiting(cycle, function)
     if family.workers:
@@ -224,8 +227,8 @@ def release_blocks(cycle: Cycle, nbytes: int) -> int:
     return before - host_bytes(cycle)
 
 
-def drain_for_bytes(cycle: Cycle, waiting: Function) -> None:
-    """Drain a function in use, so that its bytes become free for a waiting one; if that is of another tenant, within
+def drain_for_bytes(cycle: Cycle) -> None:
+    """Drain a function in use, so that its bytes become free for a waiting one; if one of another tenant waits, within
     the drain timeout. Only one drains at a time.
     """
     state, why = cycle.state, "its time slice is over, and others wait for its bytes"
@@ -243,7 +246,8 @@ def drain_for_bytes(cycle: Cycle, waiting: Function) -> None:
         for worker in list(function.workers.values()):
             stop_using(cycle, worker, function, why)
         cycle.mark(function)
-    if function.spec.tenant != waiting.spec.tenant:
+    waiting = islice(state.waiting_for_bytes, WAITING_CHECKED)
+    if any(state.functions[id_].spec.tenant != function.spec.tenant for id_ in waiting):
         _limit_drain(cycle, function, why)
 
 

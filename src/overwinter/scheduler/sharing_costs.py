@@ -52,8 +52,8 @@ class Sharing(msgspec.Struct, eq=False):
         return median_low(self._ratios) if self._ratios else None
 
     def observe(self, point: Point, counts: Sequence[int], seconds: float) -> None:
-        """Record the time of a run in a worker of this configuration, with these numbers of requests of each
-        function.
+        """Record the time of a run with these numbers of requests of each function. `point`: the configuration of the
+        worker; for a run on a device, the function's default one.
         """
         several = len(counts) > 1
         self.count(several)

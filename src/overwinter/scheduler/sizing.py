@@ -79,7 +79,8 @@ def drain_surplus(cycle: Cycle, family: Family, scaled: Scaled) -> None:
 
 def scaling_text(cycle: Cycle, family: Family, change: str) -> str:
     """Format a change of the number of workers."""
-    counts = Counter(worker.point.configuration for worker in family.workers.values())
+    staying = (each for each in family.workers.values() if each.drain is None and not each.stopping)
+    counts = Counter(worker.point.configuration for worker in staying)
     shown = ", ".join(f"{count} ({configuration.text()})" for configuration, count in counts.items()) or "none"
     return f"{change}, expecting {expected_rate(cycle, family):.2f} requests/s; workers: {shown}"
 
@@ -199,7 +200,7 @@ def _scaling_input(cycle: Cycle, function: Function, rate: float) -> ScalingInpu
     if policy.reserves:
         free_cores = cycle.cores - resources.reserved.taken
     else:
-        # Idle workers of other functions use no cores, and this function's workers share theirs only with each other.
+        # Only this family's workers count: idle workers of other families use no cores.
         free_cores = cycle.cores - sum(worker.point.cores for worker in live)
     return ScalingInput(
         rate=rate,

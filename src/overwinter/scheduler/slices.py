@@ -125,10 +125,11 @@ def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[
 def _evicted(function: Function, device: Device, victims: Iterable[Function]) -> Iterator[Function]:
     """Yield those of these functions that have to be evicted from a device for another, in their order."""
     short = device.short_bytes(device.missing_bytes(pool_record(function)))
+    freed = swaps.freed_bytes(function, device)
     for each in victims:
         if short <= 0:
             return
-        short -= device.blocks.exclusive(each.spec.id)
+        short -= freed(each.spec.id)
         yield each
 
 
@@ -204,7 +205,8 @@ def _bring(cycle: Cycle, function: Function, coming: Collection[Function], start
         short = device.short_bytes(missing)
         others = swaps.victims(cycle, function, device) if short else []
         candidates = [each for each in others if each not in coming and not _is_same_program(each, function)]
-        if short <= sum(device.blocks.exclusive(each.spec.id) for each in candidates):
+        freed = swaps.freed_bytes(function, device)
+        if short <= sum(freed(each.spec.id) for each in candidates):
             victims[device] = candidates
     if not victims:
         _want_executor(cycle, function, starting)

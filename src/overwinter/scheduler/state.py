@@ -258,10 +258,10 @@ class Function(msgspec.Struct, eq=False):
 
     @property
     def is_starting(self) -> bool:
-        """Whether a worker is forked for it, or binds it."""
-        id_ = self.spec.id
+        """Whether a worker of its family is forked for it, or binds it."""
         for worker in self.workers.values():
-            if (worker.start is not None or id_ in worker.binds) and not worker.stopping:
+            is_coming = (worker.start is not None or self.spec.id in worker.binds) and not worker.stopping
+            if is_coming and worker.family is self.family:
                 return True
         return False
 

@@ -163,7 +163,7 @@ def less_valuable(cycle: Cycle, function: Function, device: Device) -> dict[Func
     )
     most = call_policy(cycle.state, function, ON_FAILURE, rule, own)
     found: list[tuple[Value, Candidate, Function]] = []
-    freed = _freed_bytes(function, device)
+    freed = freed_bytes(function, device)
     for id_, each in device.residents.items():
         candidate = _candidate(cycle, device, each, freed(id_))
         value = call_policy(cycle.state, each.function, most, rule, candidate)
@@ -183,7 +183,7 @@ def victims(cycle: Cycle, function: Function, device: Device) -> list[Function]:
         if each.function is not function and pool_record(each.function).fixed_device != device.config.name
     ]
 
-    freed = _freed_bytes(function, device)
+    freed = freed_bytes(function, device)
 
     def value(resident: Resident) -> tuple[int, Value]:
         other = resident.function
@@ -202,7 +202,7 @@ def later_slices(state: State, function: Function) -> Iterator[Function]:
         following = functions[following].spec.following
 
 
-def _freed_bytes(function: Function, device: Device) -> Callable[[FunctionId], int]:
+def freed_bytes(function: Function, device: Device) -> Callable[[FunctionId], int]:
     """Return a Python function that tells how many bytes the eviction of a resident would free. Blocks that `function`
     needs too do not count: they would have to be brought again at once.
     """

@@ -186,16 +186,23 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worke
     while ends and ((worker := workers.get(ends[0][1])) is None or not worker.is_serving):
         heappop(ends)
     first = [(at, worker) for at, id_ in ends[:TIME_SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
-    # A worker of another tenant that waits for a batch or a core is not taken.
-    candidates = [(at, worker) for at, worker in first if worker.is_serving and (own or worker.runs or worker.binds)]
+    candidates = [(at if own else _taken_at(cycle, worker, at), worker) for at, worker in first if worker.is_serving]
     at, found = min(candidates, key=lambda each: each[0], default=(inf, None))
     if own:
         return found, at
-    at = inf if found is None else min(at, found.ready_at + cycle.config.drain_timeout_s)
     starting = next(iter(tenant.starting.values()), None)
     if starting is None or at < (start_until := starting.since + cycle.config.drain_timeout_s):
         return found, at
     return starting, start_until
+
+
+def _taken_at(cycle: Cycle, worker: Worker, at: float) -> float:
+    """When another tenant may take a serving worker whose time slice ends at `at`. One that waits for a batch or a core
+    is idle, and stays for the drain timeout: usually its run begins before.
+    """
+    drain_s = cycle.config.drain_timeout_s
+    at = min(at, worker.ready_at + drain_s)
+    return at if worker.runs or worker.binds else max(at, worker.since + drain_s)
 
 
 def _is_at_maximum(cycle: Cycle, function: Function, wanted: Claim) -> bool:

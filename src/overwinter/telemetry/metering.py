@@ -98,9 +98,13 @@ class Meter:
         """Write the usage since the last call; what cannot be written is kept for the next."""
         day = datetime.fromtimestamp(wall, UTC).date().isoformat()
         with self._lock:
-            # A removed function has no further usage once its last worker has ended, and no device holds its blocks.
+            # A removed function has no further usage once its last worker has ended, no worker of its family has it
+            # bound, and no device holds its blocks.
+            bound = {tally for live in list(self._statistics.workers.values()) for tally in list(live.bound.values())}
             gone = [
-                tally for tally in self._statistics.removed_tallies if not (tally.workers or tally.devices_with_blocks)
+                tally
+                for tally in self._statistics.removed_tallies
+                if not (tally.workers or tally.devices_with_blocks or tally in bound)
             ]
             totals = self._totals(now, None)
             try:

@@ -116,9 +116,9 @@ def _requests(
     )
     yield counter(
         "slo_requests",
-        "Answered and refused requests of functions with an SLO.",
+        "Requests that were answered or refused while their function had an SLO.",
         ["function"],
-        (((each.name,), each.ended) for each in with_slo),
+        (((each.name,), each.slo_requests) for each in with_slo),
     )
     yield counter(
         "slo_met",

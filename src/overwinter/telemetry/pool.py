@@ -15,7 +15,17 @@ import msgspec
 from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor, StopWorker, Unbind
 from overwinter.core.events import PreparedOnDevice, RunEnded
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import Address, DeviceId, FunctionId, OperationId, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import (
+    Address,
+    DeviceId,
+    FunctionId,
+    OperationId,
+    RequestId,
+    RunId,
+    Seconds,
+    WorkerId,
+    whole_id,
+)
 from overwinter.store.shared_blocks import SharedBlocks
 from overwinter.telemetry.tally import DeviceCounts, Tally
 
@@ -116,7 +126,8 @@ class TrackedPool(Generic[T]):
         self.executors: dict[WorkerId, LiveExecutor[T]] = {}
         self.idle: dict[FunctionId, tuple[T, Seconds]] = {}
         """The functions in the host store that do not run, and since when."""
-        self._in_host: dict[FunctionId, T] = {}
+        self._in_host: dict[FunctionId, set[FunctionId]] = {}
+        """The parts of each version that the host store has; the slices of a program count as one in `idle`."""
         self._running: Counter[FunctionId] = Counter()
 
     # Executors
@@ -181,8 +192,9 @@ class TrackedPool(Generic[T]):
         for part in parts:
             spec = part.spec
             executor.device.hold(spec.id, part.tally, spec.weights, now)
-            self._end_idle(spec.id, now)
-            self._running[spec.id] += 1
+            whole = whole_id(spec.id)
+            self._end_idle(whole, now)
+            self._running[whole] += 1
 
     def end_run(self, id_: WorkerId, event: RunEnded | None, now: Seconds) -> DeviceRun[T] | None:
         """The run in progress of an executor ended; without an event the executor died or is stopped. Return the run;
@@ -193,12 +205,16 @@ class TrackedPool(Generic[T]):
         if executor is None or run is None or (event is not None and event.run != run.id):
             return None
         executor.run, device = None, executor.device
+        if event is not None and event.fault:
+            # Its device failed, and the executor ends by itself: it is stopped without a kill.
+            device.crashes += 1
         functions = [part.spec.id for part in run.parts]
-        for function in functions:
-            self._running[function] -= 1
-            if not self._running[function]:
-                del self._running[function]
-                self._begin_idle(function, now)
+        for part in run.parts:
+            whole = whole_id(part.spec.id)
+            self._running[whole] -= 1
+            if not self._running[whole]:
+                del self._running[whole]
+                self._begin_idle(whole, part.tally, now)
         if event is not None and event.unplaced:
             device.unplaced += 1
             for function in functions:
@@ -236,24 +252,28 @@ class TrackedPool(Generic[T]):
 
     def held(self, function: FunctionId, tally: T, now: Seconds) -> None:
         """The host store has all blocks of a function of the pool."""
-        self._in_host[function] = tally
-        self._begin_idle(function, now)
+        whole = whole_id(function)
+        self._in_host.setdefault(whole, set()).add(function)
+        self._begin_idle(whole, tally, now)
 
     def released(self, function: FunctionId, now: Seconds) -> None:
         """The function's blocks have left the host store."""
-        self._end_idle(function, now)
-        self._in_host.pop(function, None)
+        whole = whole_id(function)
+        parts = self._in_host.get(whole, set())
+        parts.discard(function)
+        if not parts:
+            self._end_idle(whole, now)
+            self._in_host.pop(whole, None)
 
     def charge_all(self, now: Seconds) -> None:
         """Charge the functions for the time up to now in which they lay in the host store and did not run."""
-        for function in list(self.idle):
+        for function, (tally, _) in list(self.idle.items()):
             self._end_idle(function, now)
-            self._begin_idle(function, now)
+            self._begin_idle(function, tally, now)
 
-    def _begin_idle(self, function: FunctionId, now: Seconds) -> None:
-        tally = self._in_host.get(function)
-        if tally is not None and function not in self._running:
-            self.idle[function] = tally, now
+    def _begin_idle(self, function: FunctionId, tally: T, now: Seconds) -> None:
+        if function in self._in_host and function not in self._running:
+            self.idle.setdefault(function, (tally, now))
 
     def _end_idle(self, function: FunctionId, now: Seconds) -> None:
         idle = self.idle.pop(function, None)

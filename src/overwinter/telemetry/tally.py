@@ -66,8 +66,8 @@ class Tally:
         self.slo_s: float | None = None
         """The SLO of the default version."""
         self.requests = self.answered = self.cancelled = 0
-        self.in_slo = 0
-        """The requests answered within the SLO."""
+        self.slo_requests = self.in_slo = 0
+        """The requests that were answered or refused while the function had an SLO, and those answered within it."""
         self.refused: Counter[str] = Counter()
         """The refused requests, by the name of the error."""
         self.answered_by_start: Counter[Start] = Counter()
@@ -114,11 +114,8 @@ class Tally:
         return DeviceCounts.sum(list(self.by_device.values()))
 
     @property
-    def ended(self) -> int:
-        """The requests that were answered or refused."""
-        return self.answered + self.refused.total()
-
-    @property
     def attainment(self) -> float | None:
-        """The share of the ended requests that were answered within the SLO; None: no SLO, or no request."""
-        return self.in_slo / self.ended if self.slo_s is not None and self.ended else None
+        """The share of the requests that ended while it had an SLO and were answered within it; None: no SLO, or no
+        such request.
+        """
+        return self.in_slo / self.slo_requests if self.slo_s is not None and self.slo_requests else None

@@ -46,9 +46,10 @@ from overwinter.core.events import (
     WorkerReady,
 )
 from overwinter.core.function import FunctionSpec
-from overwinter.core.ids import FunctionId, FunctionName, OperationId, RequestId, RunId, Seconds, WorkerId
+from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
 from overwinter.telemetry.hooks import Hooks
 from overwinter.telemetry.in_progress import LiveWorker, OpenRequest, OpenRun
+from overwinter.telemetry.loads import Loads
 from overwinter.telemetry.pool import DeviceRun, TrackedPool
 from overwinter.telemetry.tally import Tally
 from overwinter.telemetry.versions import KnownVersions
@@ -74,10 +75,7 @@ class Tracker(Hooks[T]):
         self._versions = KnownVersions()
         self._requests: dict[RequestId, OpenRequest[T]] = {}
         self._trials: set[FunctionId] = set()
-        self._loading: dict[FunctionId, tuple[OperationId, Seconds]] = {}
-        """The functions whose blocks are being loaded, with the operation and its start."""
-        self._from_disk: dict[FunctionId, Seconds] = {}
-        """The functions whose next worker had to wait for the disk, and since when."""
+        self._loads = Loads()
         self._held: set[FunctionId] = set()
         """The functions whose blocks the host store holds."""
         self._event_handlers: dict[type[Event], Callable[[Any, Seconds], None]] = {
@@ -132,7 +130,7 @@ class Tracker(Hooks[T]):
                 count(action, now)
 
     def tally_of(self, spec: FunctionSpec) -> T:
-        """The tally of a version of a function, or of its program."""
+        """Return the tally of the function to which this version, or this part of a version, belongs."""
         return self.tallies[ids.whole_name(spec.name)]
 
     # Requests and runs
@@ -150,6 +148,7 @@ class Tracker(Hooks[T]):
     def _refuse(self, action: Refuse, now: Seconds) -> None:
         tally = self._requests.pop(action.request).tally
         tally.refused[action.error] += 1
+        tally.slo_requests += tally.slo_s is not None
         self._refused(tally, action, now)
 
     def _reply(self, action: Reply, now: Seconds) -> None:
@@ -157,8 +156,9 @@ class Tracker(Hooks[T]):
         tally, seconds = request.tally, now - request.arrived
         tally.answered += 1
         tally.answered_by_start[action.start] += 1
-        if tally.slo_s is not None and seconds <= tally.slo_s:
-            tally.in_slo += 1
+        if tally.slo_s is not None:
+            tally.slo_requests += 1
+            tally.in_slo += seconds <= tally.slo_s
         self._answered(tally, action, seconds, now)
 
     def _run(self, action: Run, now: Seconds) -> None:
@@ -201,7 +201,8 @@ class Tracker(Hooks[T]):
     def _start(self, action: StartWorker, now: Seconds) -> None:
         spec = self.specs[action.function]
         tally = self.tally_of(spec)
-        load_began = self._from_disk.pop(action.function, None)
+        arrivals = (each.arrived for each in self._requests.values() if each.tally is tally)
+        load_began = self._loads.take_from_disk(action.function, arrivals, now)
         start: Start = "host" if load_began is None else "disk"
         trial_tally = self.trial_tally if action.function in self._trials else None
         worker = LiveWorker(tally, action, start, now if load_began is None else load_began, now, trial_tally)
@@ -289,10 +290,10 @@ class Tracker(Hooks[T]):
     # Blocks
 
     def _load_blocks(self, action: LoadBlocks, now: Seconds) -> None:
-        self._loading[action.function] = action.operation, now
+        self._loads.begin(action.function, action.operation, now)
 
     def _load_failed(self, event: LoadFailed, now: Seconds) -> None:
-        if self._answers(event):
+        if self._loads.is_answered_by(event):
             self._release(event.function, now)
 
     def _unload_asked(self, event: UnloadAsked, now: Seconds) -> None:
@@ -300,20 +301,13 @@ class Tracker(Hooks[T]):
             self._release(event.function, now)
 
     def _blocks_loaded(self, event: BlocksLoaded, now: Seconds) -> None:
-        if not self._answers(event):
+        if not self._loads.is_answered_by(event):
             # The function was unloaded meanwhile; the scheduler drops its blocks in this step.
             return
-        _, began = self._loading.pop(event.function)
+        self._loads.end(event.function, event.added > 0, now)
         spec = self.specs[event.function]
         self.tally_of(spec).loaded_bytes += event.added
-        if event.added:
-            self._from_disk[event.function] = began
         self._hold(spec, now)
-
-    def _answers(self, event: BlocksLoaded | LoadFailed) -> bool:
-        """Whether the event answers the current load rather than an abandoned one."""
-        operation, _ = self._loading.get(event.function, (None, None))
-        return operation == event.operation
 
     def _hold(self, spec: FunctionSpec, now: Seconds) -> None:
         self._held.add(spec.id)
@@ -331,8 +325,7 @@ class Tracker(Hooks[T]):
 
     def _release(self, function: FunctionId, now: Seconds) -> None:
         """The blocks of the function are no longer held, or their load was abandoned."""
-        self._loading.pop(function, None)
-        self._from_disk.pop(function, None)
+        self._loads.forget(function)
         if function in self._held:
             self._held.remove(function)
             self.pool.released(function, now)
@@ -397,3 +390,6 @@ class Tracker(Hooks[T]):
         spec = self.specs.get(action.function)
         if spec is not None:
             self._decision_made(self.tally_of(spec), action.what, ids.whole_names(action.why), now)
+            if action.what == "quarantine":
+                # The scheduler releases its blocks in this step, without an Evict.
+                self._release(action.function, now)

@@ -23,7 +23,7 @@ class Waiting(msgspec.Struct, frozen=True):
 
     count: int
     waited_s: float
-    """The longest waiting time among the requests that are next."""
+    """The longest waiting time among the first requests of the queue, at most as many as the largest batch."""
     slo_s: float
     latency: Latency
     keeps_up: bool = True
@@ -55,8 +55,8 @@ def greedy(waiting: Waiting, workers: Sequence[Worker]) -> Send:
 
 
 def at_once(count: int, workers: Sequence[Worker]) -> Send:
-    """Send this many requests, at most a batch, to the least busy worker; of equals to the one used last, so others
-    stay idle.
+    """Send this many requests, at most a batch, to the least busy worker; among equally busy ones, to the most
+    recently used, so that the others stay idle.
     """
     worker = workers[0]
     if len(workers) > 1:

@@ -26,8 +26,8 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 def busy_share(load: float, devices: int) -> float:
-    """Return the share of requests that find all devices busy. `load`: the mean number of devices in use without a
-    limit.
+    """Return the share of requests that find all devices busy. `load`: the offered load, which is the mean number of
+    devices in use if one were always free.
     """
     share = 1.0
     for count in range(1, devices + 1):

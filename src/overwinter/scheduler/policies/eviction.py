@@ -1,7 +1,8 @@
 """Policies for the host store: which unused function's blocks are evicted first (Tetris 3.4).
 
 Each policy computes the value of keeping a function in its host store; of the candidates, the least valuable is
-evicted. The functions that exist determine which blocks are kept, so a crash leaves no block that is never freed.
+evicted. Which blocks are needed is computed from the existing functions and not recorded, so a crash leaves no block
+that is never freed.
 """
 
 from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ class Estimate(msgspec.Struct, frozen=True):
     """The expected seconds until one more request is answered by a worker, or on a device."""
 
     place: str
-    """`workers`, the name of a device, or `devices` if it fits on none."""
+    """`workers`, the name of a device, or `devices` if the program fits on none."""
     wait_s: float
     """Until it begins: for a core and a slot, a bind or a start; for a device, an executor and the missing blocks."""
     run_s: float | None

@@ -5,7 +5,7 @@ workers they release or replace. R is the expected request rate, and R_max the s
 each can serve within the SLO:
 
     R > alpha·R_max      workers for R/alpha - R_max are chosen and started, within the bounds
-    R < beta·R_max       workers are released, one after another, while R < beta·R_max also holds without the next one
+    R < beta·R_max       each worker in turn is released if R < beta·R_max also holds without it
     between the two      no change, except that workers that serve nothing within the SLO are released
 
 Where no worker is started, an algorithm may replace the existing workers by others. It then stops workers in place of

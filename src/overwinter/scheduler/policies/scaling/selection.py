@@ -69,12 +69,12 @@ def usable(point: Point) -> bool:
 
 
 def queues_in_time(point: Point, slo_s: float) -> bool:
-    """Tetris (2) and (3): a request of a batch may wait for a whole run before its own begins."""
+    """Tetris's equations (2) and (3): a request of a batch may wait for a whole run before its own begins."""
     return point.latency_s <= (slo_s if point.batch == 1 else slo_s / 2)
 
 
 def runs_in_time(point: Point, slo_s: float) -> bool:
-    """AsyFunc (1): the run alone meets the SLO."""
+    """AsyFunc's equation (1): the run alone meets the SLO."""
     return point.latency_s <= slo_s
 
 
