@@ -6,7 +6,7 @@ import pytest
 
 from overwinter.bootstrap import running
 from overwinter.core.config import NodeConfig, SchedulerConfig
-from overwinter.node import limits, upkeep
+from overwinter.node import checkup, limits, upkeep
 from overwinter.node.pressure import total_bytes
 from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.hosts import HostStores
@@ -51,6 +51,20 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
                 assert bounds.memory_bytes <= total_bytes() // 2
 
     asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("no_zygotes")
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_host_store_on_a_disk_is_reported(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(checkup, "_kind_of", lambda directory: kind)
+    said, config = LogLines(), NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path))
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said):
+            pass
+
+    asyncio.run(scene())
+    assert len([line for line in said if "--host-store" in line and "ext4" in line]) == (kind == "ext4")
 
 
 def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):

@@ -14,11 +14,11 @@ import msgspec
 
 from overwinter.core.config import NodeConfig, SchedulerConfig
 from overwinter.core.devices import DeviceConfig, gpus_of
-from overwinter.core.errors import ConflictError
+from overwinter.core.errors import ConflictError, OverwinterError
 from overwinter.core.events import Event
 from overwinter.core.ids import FunctionName
 from overwinter.core.journal import Journal
-from overwinter.node import limits
+from overwinter.node import checkup, limits
 from overwinter.node.calls import Calls
 from overwinter.node.core_shares import CoreShares
 from overwinter.node.deploys import Deploys
@@ -124,8 +124,7 @@ async def _assembled(
         processes.start()
         watches = [tasks.create_task(watch) for watch in _periodic_tasks(parts, host_bytes, effects.kill_block_readers)]
         try:
-            deploys.restore()
-            traffic.restore()
+            _restore(deploys, traffic, loop, parts.log)
             telemetry.begin(tasks)
             yield node
         finally:
@@ -183,10 +182,23 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
     log(f"the journal file ends here, but the node continues: {error}")
 
 
+def _restore(deploys: Deploys, traffic: TrafficSplits, loop: Loop, log: Log) -> None:
+    """Tell the scheduler about all functions and splits. If it fails, raise why."""
+    try:
+        deploys.restore()
+        traffic.restore(log)
+    except OverwinterError:
+        if loop.broken.done():
+            loop.broken.result()
+        raise
+
+
 def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) -> SchedulerConfig:
     """Return the scheduler's configuration, with this machine's figures for what is not set. Workers and host stores
     get at most what the limits of the system and the tmpfs allow. Raises ConflictError as `limits.check_gpus` does.
     """
+    if kind := checkup.kind_if_not_memory(hosts.root):
+        log(f"the host store {hosts.root} is on a {kind}, not in memory: choose a tmpfs with --host-store")
     stored = sum(page_bytes(path.stat().st_size) for path in hosts.root.rglob("*") if path.is_file())
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)

@@ -1,6 +1,7 @@
 """Runs a node together with its API, until a signal stops it or the node fails. `bootstrap.py` constructs the node."""
 
 import asyncio
+import errno
 import gc
 import resource
 import signal
@@ -71,7 +72,9 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
+        is_foreign = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
         remedy = "choose another --port, and for a second node another --data"
+        remedy = "give an address of this machine with --host" if is_foreign else remedy
         raise ConflictError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     listener.listen(1024)
     listener.setblocking(False)

@@ -246,7 +246,7 @@ def serving(
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     found: list[Served] = []
-    ended: list[BaseException] = []
+    errors: list[BaseException] = []
 
     async def run() -> None:
         node = FakeNode(root)
@@ -266,7 +266,7 @@ def serving(
         try:
             uvloop.run(run())
         except BaseException as error:  # noqa: BLE001 - handed to the test below
-            ended.append(error)
+            errors.append(error)
         finally:
             started.set()
 
@@ -281,7 +281,7 @@ def serving(
             with suppress(RuntimeError):
                 found[0].stop()
         thread.join()
-    assert ended == []
+    assert errors == []
 
 
 def manifest_of(name: str, program: bytes, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Manifest:

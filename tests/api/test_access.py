@@ -145,6 +145,8 @@ CHANGES = [
     ("POST", "/overwinter/v1/functions/absent/profile"),
     ("POST", "/v2/repository/models/mine/load"),
     ("POST", "/v2/repository/models/mine/unload"),
+    ("POST", "/v2/repository/models/mine/versions/1/load"),
+    ("POST", "/v2/repository/models/mine/versions/1/unload"),
     ("DELETE", "/overwinter/v1/functions/mine/versions/9"),
     ("DELETE", "/overwinter/v1/functions/absent"),
 ]
@@ -192,7 +194,7 @@ def test_every_operation_asks_for_what_the_document_says(served: Served, tokens:
     assert {what for what, is_open, _ in results if is_open} == {
         "get /", "get /docs", "get /openapi.json", "get /v2/health/live", "get /v2/health/ready",
     }  # fmt: skip
-    assert sum(not may for *_, may in results) == 11
+    assert sum(not may for *_, may in results) == 13
 
 
 def test_two_tenants_use_one_name_and_neither_learns_of_the_other(

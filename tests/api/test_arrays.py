@@ -112,3 +112,14 @@ def test_arrays_of_unknown_types() -> None:
     for value in (torch.zeros(1, dtype=torch.complex64), numpy.zeros(1, dtype="complex64")):
         with pytest.raises(CallerError, match="complex64"):
             to_tensor("x", value, no_spec)
+
+
+@pytest.mark.parametrize("value", [["false", "no"], [None], [0.3], "false", {}, b"x", [2]])
+def test_only_truth_values_become_bools(value: object) -> None:
+    with pytest.raises(CallerError, match="'x' is BOOL"):
+        listed(value, "BOOL")
+
+
+@pytest.mark.parametrize(("value", "data"), [([True, False], b"\x01\x00"), ([0, 1], b"\x00\x01"), (False, b"\x00")])
+def test_truth_values_and_their_numbers_become_bools(value: object, data: bytes) -> None:
+    assert bytes(listed(value, "BOOL").data) == data

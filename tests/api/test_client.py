@@ -70,6 +70,10 @@ def test_state(client: Client) -> None:
     assert not client.ready("echo-int16")
     client.load("echo-int16")
     assert client.ready("echo-int16", 1)
+    client.unload("add", 1)
+    assert (client.ready("add", 1), client.ready("add", 2)) == (False, True)
+    client.load("add", 1)
+    assert client.ready("add", 1)
     assert client.function("add")["version"] == 2
     assert client.function("add", 1)["traffic"] == 0
     with pytest.raises(NotFoundError, match="absent"):

@@ -1,15 +1,20 @@
 """What becomes a package, and what is refused before anything is sent."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from overwinter.api.deployer import package
-from overwinter.core.errors import ProgramError
+from overwinter.api.client import RegisteredVersion
+from overwinter.api.deployer import Package, package
+from overwinter.core.errors import ConflictError, ProgramError
 from overwinter.core.function import Settings
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
-from overwinter.store.manifest import decode_manifest, encode_manifest
+from overwinter.store.blocks import address_of
+from overwinter.store.manifest import Blob, Block, Manifest, decode_manifest, encode_manifest
+from overwinter.store.repository import Repository
 
 
 class Centred(nn.Module):
@@ -26,8 +31,55 @@ class Doubled(nn.Module):
         return x * 2
 
 
+KEEP_S = 600.0
+
+
+class SlowClient:
+    """Sends blobs to a repository, each in `step_s`, where what is not needed is removed after KEEP_S."""
+
+    def __init__(self, repository, step_s):
+        self.repository, self.step_s = repository, step_s
+        self.now = 0.0
+
+    def for_tenant(self, tenant):
+        return self
+
+    def missing(self, addresses):
+        return self.repository.missing("default", addresses, self.now)
+
+    def put_block(self, address, content):
+        self.now += self.step_s
+        self.repository.collect(self.now, KEEP_S)
+        self.repository.put("default", address, content, self.now)
+
+    def register(self, manifest):
+        deployment = self.repository.register(manifest, self.now)
+        return RegisteredVersion(deployment.name, deployment.version)
+
+
 def agreed(module):
     return agree(export(module, (torch.randn(2, 3),)))
+
+
+@pytest.mark.parametrize(("step_s", "count"), [(30.0, 60), (400.0, 5), (700.0, 3)])
+def test_an_upload_that_takes_longer_than_blobs_are_kept_loses_none(tmp_path, step_s, count):
+    contents = {address_of(data): partial(bytes, data) for data in (bytes([number]) for number in range(count))}
+    program, *blocks = (Blob(address, 1) for address in contents)
+    manifest = Manifest(
+        name="f", tenant="default", program=program, inputs=(), outputs=(),
+        blocks=tuple(Block(blob.address, 1, ()) for blob in blocks),
+    )  # fmt: skip
+    client = SlowClient(Repository(tmp_path), step_s)
+    package = Package(manifest, contents)
+    if step_s > KEEP_S:
+        # Each blob is removed while the next one is sent.
+        with pytest.raises(ConflictError, match="upload them"):
+            package.upload(client, now=lambda: client.now)
+        assert client.now <= 3 * count * step_s
+    else:
+        uploaded = package.upload(client, now=lambda: client.now)
+        assert (uploaded.version, uploaded.added_bytes, client.now) == (1, count, count * step_s)
+    client.repository.close()
 
 
 def test_requests_that_would_mix_may_not_share_a_run():
@@ -35,14 +87,14 @@ def test_requests_that_would_mix_may_not_share_a_run():
         package("f", *agreed(Centred()), settings=Settings(max_batch=4))
 
 
-def test_a_run_that_was_not_compared_is_not_shared():
+def test_shared_runs_that_were_not_compared_are_refused():
     exported = export(Doubled(), (torch.randn(2, 3),))
     with pytest.raises(ProgramError, match="max_batch is 2"):
         package("f", *exported, settings=Settings(max_batch=2))
     assert package("f", *exported).manifest.agreement is None
 
 
-def test_what_was_compared_stands_in_the_manifest():
+def test_the_comparison_is_recorded_in_the_manifest():
     manifest = package("f", *agreed(Doubled()), settings=Settings(max_batch=4)).manifest
     assert manifest.settings.max_batch == 4
     assert manifest.agreement.outputs["output"].exact

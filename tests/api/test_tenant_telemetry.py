@@ -133,7 +133,7 @@ def test_metrics_that_depend_on_others_are_documented_and_left_out() -> None:
 
 
 TOTALS = dict.fromkeys(("running", "queued", "host_bytes", "private_bytes"), 99)
-TOTALS |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "versions_deployed": 99}
+TOTALS |= {"cores": 2, "cores_running": 1, "host_budget": 99, "private_budget": 99, "versions_deployed": 2}
 
 
 def function_activity(name: str) -> FunctionActivity:
@@ -153,7 +153,7 @@ def test_only_a_tenants_own_activity_is_converted() -> None:
     ]
     node = NodeActivity(**TOTALS, worker_states={"idle": 2}, functions=[theirs, mine], workers=workers)
     own = own_activity(node, "me")
-    assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.versions_deployed) == (3, 3, 3, 3, 1)
+    assert (own.running, own.queued, own.host_bytes, own.private_bytes, own.versions_deployed) == (3, 3, 3, 3, 2)
     assert (own.cores_running, own.host_budget, own.private_budget) == (None, None, None)
     assert [(each.name, each.exclusive_bytes) for each in own.functions] == [("mine", None)]
     assert ([each.worker for each in own.workers], own.worker_states) == ([1], {"idle": 1})

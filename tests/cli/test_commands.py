@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 
+from overwinter.api.client import GRACE_S, Client
 from tests.cli.conftest import Run, Serving
 
 
@@ -103,7 +104,7 @@ def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: 
     assert "[[10, 60]]" in run("infer", "numbers", "-i", "row=5 6").stdout
 
 
-def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
+def test_a_function_comes_and_goes(run: Run, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = [each for each in json.loads(run("ps", "--json").stdout) if each["name"] == scale]
     described = json.loads(run("show", scale, "--json").stdout)
     assert described["version"] == listed[-1]["version"]
@@ -117,6 +118,16 @@ def test_a_function_comes_and_goes(run: Run, scale: str) -> None:
     assert "requests may share a run" in shown
     assert described["agreement"]["outputs"]["output"] == {"exact": True, "difference": 0}
 
+    with monkeypatch.context() as patch:
+        asked, infer = [], Client.infer
+        patch.setattr(Client, "infer", lambda client, *given: asked.append(given) or infer(client, *given))
+        run("infer", scale, "-i", "x=[1, 1]")
+        run("infer", scale, "-i", "x=[1, 1]", "--timeout", "3s")
+    limit_s = described["settings"]["timeout_s"]
+    assert [given[-2:] for given in asked] == [(None, limit_s + GRACE_S), (3.0, 3.0 + GRACE_S)]
+
+    assert run("unload", f"{scale}@{described['version']}").stdout == f"unloaded scale@{described['version']}\n"
+    assert json.loads(run("load", scale, "--json").stdout) == {"loaded": scale}
     assert run("unload", scale).stdout == "unloaded scale\n"
     refused = run("infer", scale, "-i", "x=[1, 1]", exit_code=1)
     assert refused.stderr.startswith("error: ")

@@ -117,6 +117,21 @@ def test_a_removal_without_a_terminal(node: Serving, workshop: Path, scale: str)
     assert overwinter("show", scale, "--url", node.url, at=workshop).returncode == 0
 
 
+@pytest.mark.parametrize("arguments", [("cli_scale:model", "--name", "f", "--handler", "bad.py"), ("bad.toml",)])
+def test_a_file_that_is_no_text(node: Serving, local: Run, workshop: Path, arguments: tuple[str, ...]) -> None:
+    for name in ("bad.py", "bad.toml"):
+        (workshop / name).write_bytes(b"\xff\xfe")
+    result = local("deploy", *arguments, "--url", node.url, exit_code=1).stderr
+    assert result.startswith("error: bad.")
+    assert "UTF-8" in result
+
+
+def test_a_bandwidth_of_zero(local: Run, tmp_path: Path) -> None:
+    assert (
+        "--device-bandwidth" in local("elbow", "--data", str(tmp_path), "--device-bandwidth", "0", exit_code=2).stderr
+    )
+
+
 def test_a_measurement_without_a_node(local: Run) -> None:
     for more in ([], ["--known"]):
         result = local("profile", "f", *more, "--url", "http://127.0.0.1:1", exit_code=1).stderr

@@ -143,6 +143,19 @@ def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
+def test_the_variable_of_a_kubernetes_service_is_not_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, port in (("tcp://10.96.0.12:8000", 8000), ("8123", 8123)):
+        monkeypatch.setenv("OVERWINTER_PORT", value)
+        with serve.make_context("serve", []) as context:
+            assert context.params["port"] == port
+
+
+def test_an_address_of_another_machine(local: Run, tmp_path: Path) -> None:
+    failed = local("serve", "--host", "192.0.2.1", "--insecure", "--data", str(tmp_path / "data"), exit_code=1)
+    assert "--host" in failed.stderr
+    assert "--port" not in failed.stderr
+
+
 def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

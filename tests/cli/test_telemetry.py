@@ -74,7 +74,7 @@ def test_an_explanation_tells_why() -> None:
     assert "backoff for 1.2 s after 3 failures, bound in 0 workers" in shown
     assert "80 ms, met by 50.0%; no configuration meets it on this machine" in shown
     assert "2 configurations, known for 2 min; in service the latency is 1.50 times the profile's" in shown
-    assert "the fastest takes 250 ms with 2 cores, batch 4, concurrency 2, 1.0 KiB" in shown
+    assert "the fastest takes 250 ms with cores 2, batch 4, concurrency 2, 1.0 KiB" in shown
     assert next(line.split() for line in shown.splitlines() if line.startswith("host")) == [
         "host", "(t)", "5", "B", "7", "B", "2", "B", "3", "B", "9",
     ]  # fmt: skip
@@ -99,7 +99,7 @@ def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
     assert ["8", "and", "300", "more"] in lines
     measured = {**WORKER, "pid": 1234567, "since_s": 123456.7, "private_bytes": 1020 << 20, "pss_bytes": 1019 << 20}
     narrow = text(*explained_tables({**EXPLAINED, **family, "workers": [measured]}), width=80).splitlines()
-    assert next(line.split() for line in narrow if "IN STATE" in line)[-2:] == ["RUNS", "PRIVATE"]
+    assert next(line.split() for line in narrow if "IN STATE" in line)[-3:] == ["RUNS", "NOW", "PRIVATE"]
     assert next(line.split() for line in narrow if "123456.7" in line)[-3:] == ["1", "1020.0", "MiB"]
 
 

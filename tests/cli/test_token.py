@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy
 import pytest
 from click.testing import CliRunner
 
+from overwinter.api.client import Client
 from overwinter.cli.main import main
+from overwinter.core.errors import RateError
 from overwinter.store.tokens import FILE, TokenFile
 from tests.cli.conftest import Run, serving
 
@@ -99,6 +102,18 @@ def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, workshop: P
         for command in (asked, ("show", "scale", *where), ("explain", "scale", *where)):
             local(*command, *admin, exit_code=1)
             local(*command, *admin, "--tenant", "acme")
+        # The first request of `infer`, for the function's description, uses up the rate.
+        local("token", "limit", "acme", "--data", node.data, "--requests-per-s", "1")
+        with Client(node.url, token=infer) as client:
+            array, refused = numpy.ones((1, 2), dtype="float32"), False
+            while not refused:
+                try:
+                    client.infer("scale", {named: array})
+                except RateError:
+                    refused = True
+            # For lists the client asks for the datatype of the input first.
+            assert client.infer("scale", {named: [[1.0, 2.0]]})
+        local(*asked, "--token", infer)
         listed = local("ps", "--json", *where, *admin, "--tenant", "acme").stdout
         assert [each["name"] for each in json.loads(listed)] == ["scale"]
         assert infer not in CliRunner().invoke(main, ("ps", "--help"), env=environment, prog_name="overwinter").output

@@ -1,4 +1,4 @@
-"""Links of the docs point to existing files, headings and modules, and tables are complete."""
+"""Links of the docs point to existing files and headings, commands name existing modules, and tables are complete."""
 
 import importlib.util
 import re

@@ -36,8 +36,8 @@ from tests.node.log_lines import LogLines
 START_S = 60.0
 
 
-class Same(torch.nn.Module):
-    """A small program."""
+class AddOne(torch.nn.Module):
+    """A small program: it adds one to its input."""
 
     def forward(self, x):
         return {"y": x + 1.0}
@@ -78,8 +78,8 @@ class Function:
 class Rig:
     """One node's processes. `run` drives its loop until a coroutine is done."""
 
-    def __init__(self, bounds: ZygoteSettings | None = None) -> None:
-        self._bounds = bounds
+    def __init__(self, settings: ZygoteSettings | None = None) -> None:
+        self._settings = settings
         self._runner = asyncio.Runner()
         self.events: list[Event] = []
         self.said = LogLines()
@@ -92,7 +92,7 @@ class Rig:
 
     async def _start(self) -> None:
         self.registry = Registry(None, None, self.events.append, LogLines())
-        self.processes = Processes(self.registry, ZYGOTE_ENVIRONMENT, self.said, self._bounds)
+        self.processes = Processes(self.registry, ZYGOTE_ENVIRONMENT, self.said, self._settings)
         self.calls = Calls(self.events.append, None, None)
         self.effects = self.effects_over(None, asyncio.TaskGroup())
         self.processes.start()

@@ -31,14 +31,14 @@ from overwinter.store.repository import Repository
 from overwinter.telemetry.statistics import Statistics
 
 from .log_lines import LogLines
-from .rig import Function, Rig, Same, until
+from .rig import AddOne, Function, Rig, until
 
 MIB = 1 << 20
 HANDLER = "def preprocess(inputs, state):\n    print('handled', flush=True)\n    return inputs\n"
 
 
 def function(name: str, handler: str | None = None, tenant="ada", memory_mib=512) -> Function:
-    return Function(Same(), {"x": torch.zeros(2, 4)}, handler, memory_mib, name=name, tenant=tenant)
+    return Function(AddOne(), {"x": torch.zeros(2, 4)}, handler, memory_mib, name=name, tenant=tenant)
 
 
 async def check_answer(rig: Rig, process) -> None:
@@ -228,7 +228,7 @@ def test_a_process_is_forked_ahead_once_its_zygote_answers_again_and_never_by_on
 
 def test_a_node_wakes_a_function_in_a_process_forked_ahead_and_explains_it(tmp_path):
     one = torch.ones(1, 4)
-    made = export(Same(), {"x": one}, {})
+    made = export(AddOne(), {"x": one}, {})
     packed = package("f", made.program, made.weights, settings=Settings(keep_alive_s=0.01))
     repository = Repository(tmp_path / "data")
     for address, content in packed.contents.items():

@@ -11,8 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.datatypes import DATATYPE_BYTES
+from overwinter.core.errors import MESSAGE_MAX
 from overwinter.core.tensor import BYTES, ELEMENTS_MAX, ELEMENTS_OF_STEP, Tensor, TensorMeta, TensorSpec, pack_bytes
-from overwinter.node.answers import ERRORS, MESSAGE_MAX, AnswerCheck, check_contents, copied_tensors
+from overwinter.node.answers import ERRORS, AnswerCheck, check_contents, copied_tensors
 from overwinter.node.packed_answers import PackedAnswer, Received, decode_outcome
 from overwinter.worker.buffer import FIRST_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, Outputs

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from overwinter.node.cgroup_files import group_of
+from overwinter.node.cgroup_files import group_of, limiting_group
 from overwinter.node.cgroups import IDLE_SUFFIX, NAME_PREFIX, NODE_DIVISOR, Groups, _remove_left
 from overwinter.worker.launch import SESSION_NICE
 
-from .rig import Function, Rig, Same, until
+from .rig import AddOne, Function, Rig, until
 
 X = {"x": torch.zeros(2, 4)}
 
@@ -82,7 +82,7 @@ def test_the_threads_of_all_groups_are_counted(parents):
         before, most = groups.threads()
 
         async def scene():
-            worker = await rig.start_worker(Function(Same(), X))
+            worker = await rig.start_worker(Function(AddOne(), X))
             await until(lambda: groups.threads()[0] > before)
             groups.demote(worker.pid, None)
             assert groups.threads()[0] > before
@@ -100,7 +100,7 @@ def test_the_session_of_the_workers_has_a_lower_weight():
 
 
 def test_each_tenants_workers_are_in_its_group_whichever_zygote_forks_them(parents):
-    ada, bob = (Function(Same(), X, name=name, tenant=name) for name in ("ada", "bob"))
+    ada, bob = (Function(AddOne(), X, name=name, tenant=name) for name in ("ada", "bob"))
 
     async def scene(rig):
         rig.deploy(ada, bob)
@@ -270,10 +270,23 @@ def test_a_limit_that_cannot_be_set_is_reported_once(ungrouped):
 
 def test_workers_are_forked_without_control_groups(ungrouped):
     async def scene():
-        worker = await ungrouped.start_worker(Function(Same(), X))
+        worker = await ungrouped.start_worker(Function(AddOne(), X))
         run = ungrouped.begin(worker, **X)
         await ungrouped.ended(run)
         return ungrouped.output(run)
 
     assert torch.equal(ungrouped.run(scene()), X["x"] + 1.0)
     assert any("cores are not shared among tenants" in line for line in ungrouped.said)
+
+
+def test_a_group_of_version_2_limits_a_process_although_it_passes_no_controllers_on(tmp_path):
+    own = tmp_path / "groups" / "node.service"
+    own.mkdir(parents=True)
+    (own / "cgroup.subtree_control").write_text("\n")
+    (own / "cgroup.controllers").write_text("cpu io memory pids\n")
+    (tmp_path / "cgroup").write_text("0::/node.service\n")
+    (tmp_path / "mountinfo").write_text(f"29 23 0:26 / {own.parent} rw - cgroup2 cgroup2 rw\n")
+    assert (group_of("pids", tmp_path), limiting_group("pids", tmp_path)) == (None, own)
+    assert limiting_group("rdma", tmp_path) is None
+    (own / "cgroup.subtree_control").write_text("cpu pids\n")
+    assert group_of("pids", tmp_path) == own

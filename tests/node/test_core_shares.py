@@ -11,7 +11,7 @@ from overwinter.node import clock
 from overwinter.node.cgroups import LOWERED_DIVISOR
 from overwinter.node.core_shares import OUTSIDE_RUNS_S, CoreShares, tenants_to_lower
 
-from .rig import Function, Same, until
+from .rig import AddOne, Function, until
 from .test_executors import DEVICES, pool_of
 
 X = {"x": torch.zeros(2, 4)}
@@ -86,7 +86,7 @@ def rig(rig):
 
 def test_a_tenant_that_computes_outside_runs_has_less_weight_for_some_seconds(rig):
     groups = rig.processes.zygotes.groups
-    ada = Function(Same(), X, FOR_A_WHILE, name="ada", tenant="ada")
+    ada = Function(AddOne(), X, FOR_A_WHILE, name="ada", tenant="ada")
     rig.deploy(ada)
     # So many cores that ada's use of them is little.
     shares = CoreShares(rig.processes, 64)
@@ -111,7 +111,7 @@ def test_a_tenant_that_computes_outside_runs_has_less_weight_for_some_seconds(ri
 
 def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
     ada, bob = (
-        Function(Same(), X, handler, name=name, tenant=name) for name, handler in (("ada", FOR_EVER), ("bob", None))
+        Function(AddOne(), X, handler, name=name, tenant=name) for name, handler in (("ada", FOR_EVER), ("bob", None))
     )
     rig.deploy(ada, bob)
     # A fifth of a core, because the machine may do other work.
@@ -149,7 +149,10 @@ def test_a_tenant_that_uses_all_cores_has_less_weight_until_it_stops(rig):
 
 
 def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
-    ada, bob = Function(Same(), X, FOR_EVER, slo_ms=10_000.0, tenant="ada"), Function(Same(), X, name="g", tenant="bob")
+    ada, bob = (
+        Function(AddOne(), X, FOR_EVER, slo_ms=10_000.0, tenant="ada"),
+        Function(AddOne(), X, name="g", tenant="bob"),
+    )
     rig.deploy(ada, bob)
     shares = CoreShares(rig.processes, 0.2)
 
@@ -175,7 +178,7 @@ def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
 
 
 def test_the_use_of_an_executor_is_its_tenants(rig, tmp_path):
-    function = Function(Same(), X, tenant="ada")
+    function = Function(AddOne(), X, tenant="ada")
     shares = CoreShares(rig.processes, 2)
     with pool_of(rig, DEVICES, tmp_path) as pool:
         pool.deploy(function)

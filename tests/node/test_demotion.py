@@ -11,7 +11,7 @@ import torch
 from overwinter.node.cgroups import IDLE_SUFFIX, Groups
 from overwinter.node.demotion import demote
 
-from .rig import Function, Rig, Same, until
+from .rig import AddOne, Function, Rig, until
 from .test_cgroups import cpu_group_of
 
 
@@ -58,7 +58,7 @@ def test_the_demotion_of_an_ended_worker_does_not_reach_a_process_with_its_descr
     with closing(Rig()) as rig:
 
         async def ended():
-            worker = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}))
+            worker = await rig.start_worker(Function(AddOne(), {"x": torch.zeros(2, 4)}))
             worker.kill()
             await until(lambda: worker.over)
             return worker

@@ -21,7 +21,7 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.runs import Runs
 from overwinter.store.blocks import address_of
 from overwinter.store.manifest import Blob, Block, Handler
-from tests.node.rig import Same, until
+from tests.node.rig import AddOne, until
 
 NUMBERS = count()
 
@@ -31,7 +31,7 @@ def deploying(hosted):
     """Return a function that runs a coroutine with a node and a manifest whose blobs the node has, and checks that
     afterwards no version is left.
     """
-    made = export(Same(), {"x": torch.ones(1)}, {})
+    made = export(AddOne(), {"x": torch.ones(1)}, {})
     packed = package(f"deployed{next(NUMBERS)}", made.program, made.weights)
 
     def run(scene):
@@ -185,6 +185,44 @@ def test_the_owner_of_a_function_is_found_without_reading_all_functions(deployin
         await node.remove(manifest.name, 1)
         with pytest.raises(NotFoundError):
             node.owner(manifest.name)
+
+    deploying(scene)
+
+
+def test_a_removal_is_made_although_its_blocks_cannot_be_removed(deploying, monkeypatch):
+    async def scene(node, manifest):
+        def failing(*of):
+            raise StoreError("cannot remove unneeded blocks")
+
+        await node.deploy(manifest)
+        before = node.parts.faults.counts["removing unneeded blocks"]
+        with monkeypatch.context() as patch:
+            patch.setattr(node.repository, "collect", failing)
+            await node.remove(manifest.name, None)
+        assert node.parts.faults.counts["removing unneeded blocks"] == before + 1
+        with pytest.raises(NotFoundError):
+            node.view(manifest.name, None)
+
+    deploying(scene)
+
+
+def test_a_version_on_trial_is_not_unloaded(deploying, monkeypatch):
+    async def scene(node, manifest):
+        ready, worker_ready = [], Runs.worker_ready
+        with monkeypatch.context() as patch:
+            patch.setattr(Runs, "worker_ready", lambda *what: ready.append(what))
+            deploy = asyncio.create_task(node.deploy(manifest))
+            await until(lambda: ready)
+            try:
+                with pytest.raises(ConflictError, match=f"{manifest.name}@1 is on trial"):
+                    await node.unload(manifest.name, 1)
+            finally:
+                patch.undo()
+                worker_ready(*ready.pop())
+                await deploy
+        assert node.view(manifest.name, 1).state == "READY"
+        await node.unload(manifest.name, 1)
+        await node.remove(manifest.name, 1)
 
     deploying(scene)
 

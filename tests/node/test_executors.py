@@ -507,7 +507,7 @@ def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(ri
         assert (await pool.run(executor, function, one, one)).failures == ()
         assert all(bytes(each[0][2]) == torch.full((1, 1 << 16), 3.0).numpy().tobytes() for each in pool.answers())
         [failure] = (await pool.run(executor, function, two)).failures
-        assert failure.error == "CallerError"
+        assert failure.error == "ActivationsError"
         assert "f@1 needs 1572864 bytes" in failure.message
         assert "virtual:1 has 1048576" in failure.message
         assert "--device-activations" in failure.message

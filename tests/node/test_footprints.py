@@ -12,7 +12,7 @@ from overwinter.node.footprints import EVERY_S, HIDDEN_CHECKS, UNATTRIBUTED_CHEC
 from overwinter.node.memory import process_memory
 from overwinter.node.process_stat import lacks_first_thread
 from overwinter.scheduler.state import State, Worker
-from tests.node.rig import Function, Same, until
+from tests.node.rig import AddOne, Function, until
 
 MIB = 1 << 20
 HEAP = 96 * MIB
@@ -102,7 +102,7 @@ class Scene:
         return {id_: worker.expected_bytes for id_, worker in self.state.workers.items()}
 
     def start(self, handler=None, known=True, tenant="t"):
-        function = Function(Same(), {"x": torch.zeros(2, WIDTH)}, handler, tenant=tenant)
+        function = Function(AddOne(), {"x": torch.zeros(2, WIDTH)}, handler, tenant=tenant)
         worker = self.rig.run(self.rig.start_worker(function))
         if known:
             self.state.workers[worker.worker] = Worker(
@@ -259,7 +259,7 @@ def test_workers_that_copy_more_pages_do_not_delay_the_measurement_of_others(ung
     accounts = Accounting(None, None, scene.rig.processes, None, print)
     scene.rig.run(accounts.measure_copies())
     [first] = [worker for worker, faults in accounts._page_faults.items() if faults.turn]
-    accounts._page_faults[first] = accounts._page_faults[first]._replace(last=1 << 40)
+    accounts._page_faults[first] = accounts._page_faults[first]._replace(counted=1 << 40)
     scene.rig.run(accounts.measure_copies())
     scene.check()
     assert all(scene.taken(worker) > taken for worker, taken in zip(workers, before, strict=True))

@@ -48,7 +48,7 @@ def test_an_invalid_file_of_the_system_is_logged_and_defaults_apply(tmp_path, mo
         monkeypatch.setattr(limits, name, tmp_path / name)
         if result is not None:
             (tmp_path / name).write_bytes(result if isinstance(result, bytes) else result.encode())
-    monkeypatch.setattr(limits, "group_of", lambda controller: None)
+    monkeypatch.setattr(limits, "limiting_group", lambda controller: None)
     said: list[str] = []
     most = workers_most(said.append, descriptors=1 << 30)
     assert 1 < most <= TASKS_USUAL * PIDS_SHARE / limits.TASKS_PER_WORKER

@@ -11,7 +11,7 @@ from overwinter.node import output
 from overwinter.node.output import Output, Outputs
 
 from .log_lines import LogLines
-from .rig import Function, Same, until
+from .rig import AddOne, Function, until
 
 FLOOD = """
 import os
@@ -32,8 +32,8 @@ def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
     rig.said.clear()
 
     async def scene():
-        flooding = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, FLOOD))
-        talking = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, TALK))
+        flooding = await rig.start_worker(Function(AddOne(), {"x": torch.zeros(2, 4)}, FLOOD))
+        talking = await rig.start_worker(Function(AddOne(), {"x": torch.zeros(2, 4)}, TALK))
         flood = rig.begin(flooding, x=torch.zeros(1, 4))
         talk = rig.begin(talking, x=torch.zeros(1, 4))
         await rig.ended(flood, talk)

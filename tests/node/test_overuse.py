@@ -22,7 +22,7 @@ from overwinter.node.threads import Threads, default_count
 from overwinter.store.usage import UsageFile
 from overwinter.telemetry.metering import Meter
 from overwinter.telemetry.statistics import Statistics
-from tests.node.rig import START_S, Function, Same, until
+from tests.node.rig import START_S, AddOne, Function, until
 from tests.node.test_cgroups import cpu_group_of, is_idle
 from tests.scheduler.world import spec
 
@@ -56,7 +56,7 @@ def test_threads_that_a_handler_leaves_running_are_billed_and_end_their_worker(r
     overuse = OveruseCheck(statistics, rig.processes, UPKEEP, [].append, said.append, BOUND_S)
 
     async def started(handler):
-        worker = await rig.start_worker(Function(Same(), X, handler))
+        worker = await rig.start_worker(Function(AddOne(), X, handler))
         name = "spins" if handler else "rests"
         start = StartWorker(worker.worker, f"{name}@1", False, 1, 1)
         statistics.observe(0.0, Deployed(spec(name), resident=True), [start])
@@ -102,7 +102,7 @@ class Scene:
         self.overuse = OveruseCheck(self.statistics, rig.processes, UPKEEP, self.posted.append, [].append)
 
     async def start(self, handler, ready=True):
-        worker = await self.rig.start_worker(Function(Same(), X, handler))
+        worker = await self.rig.start_worker(Function(AddOne(), X, handler))
         self.statistics.observe(
             0.0, Deployed(spec("f"), resident=True), [StartWorker(worker.worker, "f@1", False, 1, 1)]
         )

@@ -451,7 +451,7 @@ def test_a_pipeline_is_replaced_and_restored(functions, pipelines, tmp_path):
         asyncio.run(pipelines.deploy(pipeline, "tests"))
     with closing(Repository(tmp_path)) as repository:
         again = Pipelines(functions, functions.infer, repository)
-        again.restore()
+        again.restore(pytest.fail)
         for known in (pipelines, again):
             assert [view.version for view in known.views()] == [2]
             assert [spec.name for spec in known.view("fork", 2).outputs] == ["l", "r"]
@@ -459,7 +459,7 @@ def test_a_pipeline_is_replaced_and_restored(functions, pipelines, tmp_path):
                 known.view("fork", 1)
         asyncio.run(pipelines.remove("fork", None))
         assert "fork" not in pipelines
-        again.restore()
+        again.restore(pytest.fail)
         assert list(again.views()) == []
 
 

@@ -17,7 +17,7 @@ from overwinter.worker.buffer import SharedBuffer, Slot
 from overwinter.worker.messages import PoolCall
 
 from .log_lines import LogLines, process_files
-from .rig import Function, Same
+from .rig import AddOne, Function
 
 NBYTES = 1 << 20
 
@@ -39,7 +39,7 @@ class Program:
 def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: int):
     budget = Budget(64 * NBYTES, 1.0, 1.0)
     reservations = [Reservation(budget, "somebody") for _ in range(2)]
-    function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}).deployed
 
     async def scene() -> None:
         loop = asyncio.get_running_loop()
@@ -66,7 +66,7 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
 
 def test_inputs_of_a_call_without_room_are_not_copied():
     reservation = Reservation(Budget(2 * NBYTES, 0.25, 1.0), "somebody")
-    function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}).deployed
     sent = []
 
     async def scene() -> None:
@@ -86,7 +86,7 @@ def test_inputs_of_a_call_without_room_are_not_copied():
 
 
 def test_calls_of_a_tenants_trials_take_turns():
-    function, other = (Function(Same(), {"x": torch.zeros(2, 4)}, tenant=each).deployed for each in ("a", "b"))
+    function, other = (Function(AddOne(), {"x": torch.zeros(2, 4)}, tenant=each).deployed for each in ("a", "b"))
     done = []
 
     async def scene() -> None:
@@ -111,7 +111,7 @@ def test_calls_of_a_tenants_trials_take_turns():
 
 
 def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
-    function = Function(Same(), {"x": torch.zeros(2, 4)}).deployed
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}).deployed
     ended, lines = [], LogLines()
 
     async def mistaken(*of) -> None:

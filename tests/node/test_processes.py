@@ -8,7 +8,7 @@ import torch
 from overwinter.node.memory import process_memory
 from overwinter.telemetry.accounts import ProcessMemory
 
-from .rig import Function, Same, until
+from .rig import AddOne, Function, until
 
 HOLDS = """
 import torch
@@ -26,8 +26,8 @@ def memory_of(rig, worker) -> ProcessMemory | None:
 
 def test_the_node_measures_a_workers_memory_and_closes_the_file_when_it_is_killed(rig):
     async def scene():
-        small = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}))
-        large = await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, HOLDS))
+        small = await rig.start_worker(Function(AddOne(), {"x": torch.zeros(2, 4)}))
+        large = await rig.start_worker(Function(AddOne(), {"x": torch.zeros(2, 4)}, HOLDS))
         seen = memory_of(rig, small), memory_of(rig, large)
         for worker in (small, large):
             os.kill(worker.pid, signal.SIGKILL)

@@ -8,14 +8,15 @@ from itertools import count
 
 import pytest
 import torch
+from msgspec import structs
 
 from overwinter.api.deployer import package
-from overwinter.core.errors import ConflictError
+from overwinter.core.errors import ConflictError, ForbiddenError
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.versions import Share
 from overwinter.model.export import export
 from overwinter.node.runs import Runs
-from tests.node.rig import Same, until
+from tests.node.rig import AddOne, until
 
 NUMBERS = count()
 
@@ -73,7 +74,7 @@ def held_in(node, monkeypatch) -> Iterator[Held]:
 def run(hosted, scene) -> None:
     """Run a scene with a node that has the blobs of two versions, the second of which has other inputs."""
     name = f"published{next(NUMBERS)}"
-    first, second = packed(name, Same(), "x"), packed(name, Two(), "x", "z")
+    first, second = packed(name, AddOne(), "x"), packed(name, Two(), "x", "z")
 
     async def within(node) -> None:
         for address, content in (*first.contents.items(), *second.contents.items()):
@@ -127,5 +128,18 @@ def test_a_version_on_trial_answers_for_a_promoted_one_that_was_removed_meanwhil
             assert (await deploying).warning == ""
         assert node.versions(first.name) == [2]
         assert node.view(first.name, None).version == 2
+
+    run(hosted, scene)
+
+
+def test_the_author_of_a_taken_name_does_not_learn_of_the_owners_pipelines(hosted):
+    async def scene(node, first, second) -> None:
+        await node.deploy(first)
+        await node.deploy_pipeline(pipeline(first.name), first.tenant)
+        with pytest.raises(ForbiddenError, match="another tenant") as refused:
+            await node.deploy(structs.replace(second, tenant="bob"))
+        assert "passes" not in str(refused.value)
+        assert node.versions(first.name) == [1]
+        await node.remove("passes", None)
 
     run(hosted, scene)

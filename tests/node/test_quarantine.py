@@ -13,6 +13,7 @@ from overwinter.core.errors import OverwinterError, QuarantineError
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node.quarantine import Quarantine
+from overwinter.scheduler import families
 from overwinter.scheduler.ledger import LedgerError
 from overwinter.scheduler.policies import queueing
 from overwinter.server import ZYGOTE_ENVIRONMENT
@@ -86,3 +87,20 @@ def test_an_unreadable_record_quarantines_no_function(tmp_path):
     quarantine.add("g@1", OSError("the machine's"))
     quarantine.add("f@1", KeyError("its own"))
     assert [Quarantine(path).reason(name) for name in ("f@1", "g@1")] == ["KeyError: 'its own'", ""]
+
+
+def test_a_failure_at_the_start_names_its_cause(tmp_path, monkeypatch):
+    deploy(tmp_path / "data", "bad", "good")
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
+
+    def failing(*of):
+        raise LedgerError("a failure that no boundary contains")
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()):
+            raise AssertionError("it has started")
+
+    monkeypatch.setattr(families, "join", failing)
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(scene())
+    assert raised.value.subgroup(LedgerError) is not None

@@ -6,7 +6,7 @@ from overwinter.core.ids import FamilyId, WorkerId
 from overwinter.node import recent_output
 from overwinter.node.recent_output import CHARACTERS_MAX, LINES_MAX, OutputLine, RecentOutput, Records
 
-from .rig import Function, Same, until
+from .rig import AddOne, Function, until
 
 X = {"x": torch.zeros(2, 4)}
 TALK = """
@@ -23,8 +23,8 @@ def texts(function: Function) -> list[str]:
 
 def test_output_is_kept_for_the_workers_family(rig):
     async def scene():
-        one, sibling = Function(Same(), X, TALK, name="one"), Function(Same(), X, TALK, name="sibling")
-        stranger = Function(Same(), X, TALK, name="stranger", tenant="other")
+        one, sibling = Function(AddOne(), X, TALK, name="one"), Function(AddOne(), X, TALK, name="sibling")
+        stranger = Function(AddOne(), X, TALK, name="stranger", tenant="other")
         worker = await rig.start_worker(one, members=[sibling])
         other = await rig.start_worker(stranger)
         assert await rig.bind(worker, sibling) is None

@@ -22,7 +22,7 @@ from overwinter.worker.buffer import LARGE_BYTES, SharedBuffer
 from overwinter.worker.messages import Answer, Failure, Outputs
 
 from .log_lines import process_files
-from .rig import Function, Same, until
+from .rig import AddOne, Function, until
 
 NBYTES = 4 * LARGE_BYTES
 RUN = 1
@@ -60,7 +60,7 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def function() -> Function:
-    return Function(Same(), {"x": torch.zeros(2, 4)})
+    return Function(AddOne(), {"x": torch.zeros(2, 4)})
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from overwinter.store.hosts import HostStores
 from tests.store.source import Source
 
 from .log_lines import LogLines
-from .rig import Function, Same
+from .rig import AddOne, Function
 
 DEVICE = DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=1 << 20)
 ENDED = "it was stopped before it was forked"
@@ -30,7 +30,7 @@ class Scene:
 
     def __init__(self, root, tasks: asyncio.TaskGroup) -> None:
         self.events, said = [], LogLines()
-        function = Function(Same(), {"x": torch.zeros(2, 4)})
+        function = Function(AddOne(), {"x": torch.zeros(2, 4)})
         self.function, self.tenant = function.deployed.id, function.deployed.manifest.tenant
         hosts = HostStores(root, Source(function.files))
         hosts.store("").load(function.deployed.blobs)

@@ -9,7 +9,7 @@ import torch
 
 from overwinter.node.thread_shares import USUAL, ThreadShares, to_end
 
-from .rig import Function, Same, until
+from .rig import AddOne, Function, until
 
 X = {"x": torch.zeros(2, 4)}
 THREADS = 200
@@ -63,7 +63,7 @@ def test_a_worker_with_many_threads_is_ended_when_most_are_in_use(rig):
     said: list[str] = []
     taken = 1
     shares = ThreadShares(rig.processes, SimpleNamespace(threads=lambda: (taken, 4 * THREADS)), said.append)
-    greedy, modest = Function(Same(), X, SLEEPS), Function(Same(), X)
+    greedy, modest = Function(AddOne(), X, SLEEPS), Function(AddOne(), X)
 
     async def scene():
         nonlocal taken

@@ -19,7 +19,7 @@ from overwinter.node.threads import SharedThreads, Threads
 from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.repository import Repository
 from tests.node.log_lines import LogLines
-from tests.node.rig import Same, until
+from tests.node.rig import AddOne, until
 
 NUMBER = 3
 STACK_BYTES = 1 << 46
@@ -115,7 +115,7 @@ def test_a_node_that_may_start_no_thread_fails_at_its_start_with_the_reason(tmp_
 
 def test_a_node_keeps_serving_when_the_system_refuses_threads(tmp_path):
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), profile_on_deploy=False)
-    made = export(Same(), {"x": torch.ones(1)}, {})
+    made = export(AddOne(), {"x": torch.ones(1)}, {})
     packed = package("f", made.program, made.weights)
     repository = Repository(tmp_path / "data")
     for address, content in packed.contents.items():

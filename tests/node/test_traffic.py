@@ -17,6 +17,7 @@ class Function(msgspec.Struct):
     tenant: str = "tests"
     inputs: tuple[()] = ()
     outputs: tuple[()] = ()
+    state: str = "READY"
 
 
 class Fake:

@@ -15,7 +15,7 @@ from overwinter.node import unreported
 from overwinter.node.unreported import CHECKS, CHECKS_OF_MANY, MANY, UnreportedProcesses
 from overwinter.node.zygote_process import ForkLimits, ZygoteProcess
 
-from .rig import Function, Rig, Same
+from .rig import AddOne, Function, Rig
 
 X = {"x": torch.zeros(2, 4)}
 FORKS = """
@@ -85,7 +85,7 @@ def kill_all(listing: Path) -> None:
 def test_a_zygote_with_a_process_that_it_did_not_report_is_ended(rig, monkeypatch, whose, many, checks):
     monkeypatch.setattr(unreported, "MANY", many)
     watch = UnreportedProcesses(rig.processes.zygotes, rig.processes.forks)
-    modest = Function(Same(), X, tenant="ada")
+    modest = Function(AddOne(), X, tenant="ada")
 
     async def scene():
         worker = await rig.start_worker(modest)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from overwinter.core.actions import ForkAhead, Prepare, RunOnDevice, StartWorker, StopWorker
-from overwinter.core.events import RunEnded, WorkerReady
+from overwinter.core.events import PreparedOnDevice, RunEnded, WorkerReady
 from overwinter.core.ids import RequestId, RunId, WorkerId
 from overwinter.store.hosts import HostStores
 from tests.store.source import Source
@@ -257,5 +257,22 @@ def test_a_programming_error_in_a_run_that_waited_ends_its_executor_alone(rig, p
         monkeypatch.undo()
         await rig.ended(reopened.begin(await pool.start()))
         assert all(pool.answers())
+
+    reopened.run(scene)
+
+
+def test_a_run_ends_a_preparation_that_waits_for_a_verification(rig, pool):
+    reopened = Reopened(rig, pool)
+
+    async def scene(executor):
+        operation = pool.order(executor, reopened.functions[0])
+        assert pool.prepared(operation) == []
+        run = reopened.begin(executor)
+        assert pool.prepared(operation) == [PreparedOnDevice(executor, operation, interrupted=True)]
+        reopened.may_hash.set()
+        await rig.ended(run)
+        assert all(pool.answers())
+        assert not (await pool.prepare(executor, reopened.functions[1])).interrupted
+        assert len(pool.prepared(operation)) == 1
 
     reopened.run(scene)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from overwinter.core.errors import MESSAGE_MAX
 from overwinter.core.events import RunEnded
 from overwinter.node import clock
 from overwinter.node.contained import ProcessFiles
@@ -45,7 +46,7 @@ class Wide(torch.nn.Module):
         return {"y": x}
 
 
-class Same(torch.nn.Module):
+class AddOne(torch.nn.Module):
     """Adds one to its input."""
 
     def forward(self, x):
@@ -103,7 +104,7 @@ def wide():
 
 @pytest.fixture(scope="module")
 def gated():
-    return Function(Same(), {"x": torch.zeros(2, 4)}, GATED)
+    return Function(AddOne(), {"x": torch.zeros(2, 4)}, GATED)
 
 
 def tasks_of(process) -> int:
@@ -265,7 +266,7 @@ def test_a_thread_that_dies_ends_its_worker(rig, gated):
 
 
 def test_threads_use_little_of_a_small_memory_limit(rig):
-    function = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=256)
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}, memory_mib=256)
 
     async def scene():
         process = await rig.start_worker(function, cores=16, concurrency=16)
@@ -290,7 +291,7 @@ class Fat(torch.nn.Module):
         return {"y": x.repeat(1, 40_000).sum(dim=1, keepdim=True)}
 
 
-@pytest.mark.parametrize(("module", "handler"), [(Same(), FAT), (Fat(), None)], ids=["handler", "program"])
+@pytest.mark.parametrize(("module", "handler"), [(AddOne(), FAT), (Fat(), None)], ids=["handler", "program"])
 def test_a_worker_without_memory_to_load_reports_it_with_a_remedy(rig, module, handler):
     function = Function(module, {"x": torch.zeros(2, 1024)}, handler, memory_mib=256)
 
@@ -340,7 +341,7 @@ def preprocess(inputs, state):
 
 @pytest.mark.parametrize("kind", range(11))
 def test_a_forged_answer_ends_the_worker_and_each_run_ends_at_most_once(rig, kind):
-    function = Function(Same(), {"x": torch.zeros(2, 4)}, FORGER)
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}, FORGER)
 
     async def scene():
         process = await rig.start_worker(function, concurrency=2)
@@ -370,7 +371,7 @@ def setup(assets):
 
     async def scene():
         with pytest.raises(AssertionError, match="its trial had already begun"):
-            await rig.start_worker(Function(Same(), {"x": torch.zeros(2, 4)}, talking))
+            await rig.start_worker(Function(AddOne(), {"x": torch.zeros(2, 4)}, talking))
 
     rig.run(scene())
 
@@ -393,7 +394,7 @@ def test_a_worker_can_lock_no_buffer_by_a_call_that_writes_to_it_or_changes_its_
         "            inputs['x'][0, 0] += done(call)\n"
         "    return inputs\n"
     )
-    function = Function(Same(), {"x": torch.zeros(2, 4096)}, writing)
+    function = Function(AddOne(), {"x": torch.zeros(2, 4096)}, writing)
 
     async def scene():
         process = await rig.start_worker(function, concurrency=2)
@@ -424,7 +425,7 @@ def no_memory():
 
 @pytest.mark.parametrize("copied", ["inputs", "outputs"])
 def test_a_node_without_memory_for_tensors_refuses_and_its_worker_keeps_serving(rig, copied):
-    function = Function(Same(), {"x": torch.zeros(2, 16 << 10)})
+    function = Function(AddOne(), {"x": torch.zeros(2, 16 << 10)})
     large = torch.ones(1 << 10, 16 << 10)
 
     async def scene():
@@ -466,7 +467,7 @@ def no_copies(rig):
 
 
 def test_small_runs_continue_while_large_tensors_are_copied(rig):
-    function = Function(Same(), {"x": torch.zeros(2, 1024)})
+    function = Function(AddOne(), {"x": torch.zeros(2, 1024)})
     large = torch.ones(LARGE_BYTES // 1024, 1024)
 
     async def scene():
@@ -495,7 +496,7 @@ def test_small_runs_continue_while_large_tensors_are_copied(rig):
 
 @pytest.mark.parametrize("copied", ["inputs", "outputs"])
 def test_a_worker_may_end_while_large_tensors_are_copied(rig, copied):
-    function = Function(Same(), {"x": torch.zeros(2, 1024)})
+    function = Function(AddOne(), {"x": torch.zeros(2, 1024)})
     large = torch.ones(LARGE_BYTES // 1024, 1024)
 
     async def scene():
@@ -518,7 +519,7 @@ def test_a_worker_may_end_while_large_tensors_are_copied(rig, copied):
 
 
 def test_idle_large_buffers_are_released_and_the_worker_keeps_serving(rig):
-    function = Function(Same(), {"x": torch.zeros(2, 4096)})
+    function = Function(AddOne(), {"x": torch.zeros(2, 4096)})
 
     async def scene():
         process = await rig.start_worker(function, concurrency=2)
@@ -632,7 +633,7 @@ def preprocess(inputs, state):
 
 
 def test_computation_for_a_run_does_not_count_as_outside_runs(rig):
-    function = Function(Same(), {"x": torch.zeros(2, 4)}, COMPUTES)
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}, COMPUTES)
 
     async def scene():
         process = await rig.start_worker(function)
@@ -646,3 +647,47 @@ def test_computation_for_a_run_does_not_count_as_outside_runs(rig):
     outside_runs_s, cpu_time_s = rig.run(scene())
     assert cpu_time_s >= 0.4
     assert outside_runs_s < 0.1
+
+
+LONG_ERRORS = """
+def setup(assets):
+    return None
+
+def preprocess(inputs, state):
+    if inputs["x"][0, 0] == 9.0:
+        raise ValueError("y" * (3 << 20))
+    return inputs
+"""
+
+
+def test_a_long_error_of_a_handler_is_cut_and_ends_no_worker(rig):
+    function = Function(AddOne(), {"x": torch.zeros(2, 4)}, LONG_ERRORS)
+
+    async def scene():
+        process = await rig.start_worker(function)
+        for value in (9.0, 1.0):
+            run = rig.begin(process, x=torch.full((1, 4), value))
+            await rig.ended(run)
+            if value == 9.0:
+                [message] = rig.failures(run)
+                assert ("yyy" in message, len(message)) == (True, MESSAGE_MAX)
+            else:
+                assert rig.output(run).tolist() == [[2.0] * 4]
+        assert not rig.exits(process.worker)
+
+    rig.run(scene())
+
+
+def test_a_long_error_of_a_handlers_setup_is_reported(rig):
+    function = Function(
+        AddOne(), {"x": torch.zeros(2, 4)}, "def setup(assets):\n    raise ValueError('y' * (3 << 20))\n"
+    )
+
+    async def scene():
+        with pytest.raises(AssertionError) as failed:
+            await rig.start_worker(function)
+        return str(failed.value)
+
+    reason = rig.run(scene())
+    assert "HandlerError" in reason
+    assert "yyy" in reason

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from benchmarks.nodes import parents_of_all
-from overwinter.core.actions import Prepare
-from overwinter.core.events import ZygoteLost
+from overwinter.core.actions import ForkAhead, Prepare
+from overwinter.core.errors import MESSAGE_MAX
+from overwinter.core.events import WorkerReady, ZygoteLost
 from overwinter.core.ids import WorkerId
-from overwinter.node.answers import MESSAGE_MAX
 from overwinter.node.family_blocks import mapped_bytes
 from overwinter.node.functions import FAILED_PREPARATIONS_MAX
 from overwinter.node.zygote_process import TENANT_PENDING_MAX, ForkLimits, ZygoteProcess, ZygoteSettings
@@ -41,19 +41,19 @@ def preprocess(inputs, state):
 """Answers 2.0 for each of these modules that was imported before the function was set up, and 1.0 for others."""
 
 
-class Same(torch.nn.Module):
+class AddOne(torch.nn.Module):
     def forward(self, x):
         return {"y": x + 1.0}
 
 
 def function(name: str, tenant: str, handler: str | None = None) -> Function:
-    return Function(Same(), {"x": torch.zeros(2, 4)}, handler, name=name, tenant=tenant)
+    return Function(AddOne(), {"x": torch.zeros(2, 4)}, handler, name=name, tenant=tenant)
 
 
 @pytest.fixture(scope="module")
 def one_rig():
-    bounds = ZygoteSettings(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
-    with closing(Rig(bounds._replace(imports="colorsys,no_such_library, filecmp"))) as made:
+    settings = ZygoteSettings(zygotes_max=2, zygote_timeout_s=TIMEOUT_S, warm_up_timeout_s=600.0)
+    with closing(Rig(settings._replace(imports="colorsys,no_such_library, filecmp"))) as made:
         yield made
 
 
@@ -131,7 +131,7 @@ def test_libraries_that_handlers_use_are_imported_before_the_first_wake(rig):
 
 def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
     quick, bob = function("quick", "ada"), function("b", "bob")
-    slow, sibling = (Function(Same(), {"x": torch.zeros(2, 5)}, name=name, tenant="ada") for name in ("slow", "same"))
+    slow, sibling = (Function(AddOne(), {"x": torch.zeros(2, 5)}, name=name, tenant="ada") for name in ("slow", "same"))
 
     async def scene():
         rig.deploy(quick, slow, sibling, bob)
@@ -160,7 +160,7 @@ def test_a_warm_up_that_does_not_end_delays_no_request_and_is_not_repeated(rig):
 
 
 def test_a_preparation_whose_zygote_dies_is_repeated_a_few_times(rig):
-    quick, slow = function("quick", "ada"), Function(Same(), {"x": torch.zeros(2, 5)}, name="slow", tenant="ada")
+    quick, slow = function("quick", "ada"), Function(AddOne(), {"x": torch.zeros(2, 5)}, name="slow", tenant="ada")
 
     async def scene():
         rig.deploy(quick, slow)
@@ -224,7 +224,7 @@ def test_the_number_of_zygotes_is_limited_and_an_unused_one_is_replaced(rig):
 
 def test_a_zygote_that_is_too_small_for_a_worker_is_replaced_once_it_is_idle(rig):
     ada = function("a", "ada")
-    large = Function(Same(), {"x": torch.zeros(2, 4)}, memory_mib=8192, name="large", tenant="ada")
+    large = Function(AddOne(), {"x": torch.zeros(2, 4)}, memory_mib=8192, name="large", tenant="ada")
 
     async def scene():
         rig.deploy(ada)
@@ -642,5 +642,48 @@ def test_workers_wait_while_a_base_zygote_dies_before_it_is_up(rig):
             await check_answer(rig, process)
         with pytest.raises(AssertionError, match="before it was forked"):
             await third
+
+    rig.run(scene())
+
+
+def test_a_zygote_whose_process_forked_ahead_has_just_been_used_is_not_stopped_for_another(rig):
+    ada, bob, eve = function("a", "ada"), function("b", "bob"), function("e", "eve")
+
+    async def scene():
+        rig.deploy(ada, bob, eve)
+        zygote, other = await prepared(rig, ada), await prepared(rig, bob)
+        ahead = WorkerId(rig.number())
+        rig.effects.carry_out(ForkAhead(ahead, ada.deployed.id))
+        await until(lambda: WorkerReady(ahead) in rig.events)
+        zygote.unused_checks = UNUSED_CHECKS
+        process = await rig.start_worker(ada, ahead=ahead)
+        # Nothing has checked the zygotes meanwhile.
+        zygote.unused_checks, other.unused_checks = UNUSED_CHECKS, 0
+        rig.effects.carry_out(Prepare(eve.deployed.id))
+        assert rig.processes.zygotes.tenants["ada"] is zygote
+        await check_answer(rig, process)
+
+    rig.run(scene())
+
+
+def test_an_idle_zygote_that_failed_to_fork_is_replaced(rig):
+    ada = function("a", "ada")
+
+    async def scene():
+        rig.deploy(ada)
+        zygote = await prepared(rig, ada)
+        process = await rig.start_worker(ada)
+        assert parent_of(process) == zygote.pid
+        zygote.fork_failed = True
+        rig.processes.checked()
+        assert rig.processes.zygotes.tenants["ada"] is zygote
+        rig.processes.stop(process.worker, kill=False)
+        await until(lambda: rig.exits(process.worker) and zygote.is_idle)
+        zygote.fork_failed = True
+        rig.processes.checked()
+        await until(lambda: ZygoteLost("ada") in rig.events)
+        again = await prepared(rig, ada)
+        assert again.pid != zygote.pid
+        assert parent_of(await rig.start_worker(ada)) == again.pid
 
     rig.run(scene())

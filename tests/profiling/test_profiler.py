@@ -11,7 +11,7 @@ import torch
 
 from overwinter.core.errors import CallerError, WorkerError
 from overwinter.core.function import Settings
-from overwinter.core.profile import Point, Profile
+from overwinter.core.profile import LayerPoint, Point, Profile
 from overwinter.core.profiling import ProfileOptions
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
@@ -20,6 +20,7 @@ from overwinter.node.threads import default_count
 from overwinter.profiling import profiler as module
 from overwinter.profiling import survey
 from overwinter.profiling.bench import Layers, Measurement
+from overwinter.profiling.observer import Correction
 from overwinter.profiling.profiler import Profiler
 
 
@@ -193,3 +194,24 @@ def test_a_background_measurement_that_fails_is_logged_and_its_turn_passes_on() 
     [line] = said
     assert "odd@1 was not measured" in line
     assert "OverflowError" in line
+
+
+def test_a_correction_keeps_the_layers_that_were_measured_for_the_program_alone() -> None:
+    async def corrected() -> Profile | None:
+        async with asyncio.TaskGroup() as tasks:
+            parts = parts_with(lambda address: b"")
+            layer = LayerPoint(path="l", macs=1, weight_bytes=1, output_bytes=4, latency_s={1: 0.01})
+            measured = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.01),), layers=(layer,))
+            parts.repository.put_profile("", "the program", measured, 0.0)
+            profiler = Profiler(parts, tasks)
+            function = function_of("any")
+            function.program_key = "the program"
+            function.use_profile(profiler.stored(function))
+            profiler._functions, parts.post = {function.id: function}, lambda event: None
+            await profiler._correct(function.id, Correction((Point(1, 1, 1, 1, 0.02),), None))
+            assert profiler.stored(function) is parts.repository.profile("", function.profile_key)
+            return profiler.stored(function)
+
+    profile = asyncio.run(corrected())
+    assert [point.latency_s for point in profile.points] == [0.02]
+    assert [layer.path for layer in profile.layers] == ["l"]

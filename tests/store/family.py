@@ -1,5 +1,6 @@
 """A base model and its variants, in real bytes, for the tests of the store."""
 
+import errno
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -137,6 +138,18 @@ def fill_disk(directory: Path) -> Path:
         while True:
             file.write(bytes(4096))
     return filler
+
+
+def fail_reads(patch, path):
+    """Let the system report that the disk cannot read this file, as some file systems do for damaged bytes."""
+    inode, readv = os.stat(path).st_ino, os.readv
+
+    def failing(descriptor, buffers):
+        if os.fstat(descriptor).st_ino == inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return readv(descriptor, buffers)
+
+    patch.setattr(os, "readv", failing)
 
 
 def flip_bit(path: Path, at: int = 100) -> None:

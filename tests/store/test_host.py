@@ -1,17 +1,22 @@
 import mmap
 import os
+import shutil
 import threading
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from overwinter.core.errors import CallerError, NoSpaceError, StoreError
+from overwinter.node.memory import directory_memory
 from overwinter.store import host as host_module
 from overwinter.store.blocks import address_of
 from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
+from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
 from overwinter.store.sealing import CHUNK_BYTES
-from tests.store.family import Pipes, base, below, cut, flip_bit, head_variant, missing, names, put, stored
+from tests.store.family import Pipes, base, below, cut, fail_reads, flip_bit, head_variant, missing, names, put, stored
 
 DATA = os.urandom(300_000)
 BLOB = Blob(address_of(DATA), len(DATA))
@@ -112,6 +117,18 @@ def test_a_flipped_bit_on_disk_is_found_when_loaded(repository, host, at):
     assert host.load([BLOB]) == len(DATA)
 
 
+def test_a_block_that_the_disk_cannot_read_is_sent_again_and_loaded(repository, host, monkeypatch):
+    put(repository, BLOB.address, DATA)
+    with monkeypatch.context() as patch:
+        fail_reads(patch, repository.path(BLOB.address))
+        with pytest.raises(StoreError, match=f"block {BLOB.address} is damaged on disk.*deploy"):
+            host.load([BLOB])
+    assert (host.verification.damaged_disk, names(host)) == (1, set())
+    assert missing(repository, [BLOB.address]) == [BLOB.address]
+    put(repository, BLOB.address, DATA)
+    assert host.load([BLOB]) == len(DATA)
+
+
 def test_a_short_file_on_disk_is_found_when_loaded(repository, host):
     put(repository, BLOB.address, DATA)
     cut(repository.path(BLOB.address), 1000)
@@ -187,6 +204,33 @@ def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
     assert host.resident() == {}
     assert host.load([BLOB]) == len(DATA)
     assert host.verify(BLOB.address)
+
+
+def test_a_damaged_block_is_dropped_while_another_file_is_removed(repository, host, monkeypatch):
+    evicted, damaged = stored(repository, 2)
+    host.load([evicted, damaged])
+    flip_bit(host.root / damaged.address)
+    removing, may_end, unlink = threading.Event(), threading.Event(), Path.unlink
+
+    def slow(path, missing_ok=False):
+        if path.name == evicted.address:
+            removing.set()
+            may_end.wait()
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow)
+    dropping = threading.Thread(target=host.drop, args=([evicted.address],), daemon=True)
+    dropping.start()
+    removing.wait()
+    verifying = threading.Thread(target=host.verify, args=(damaged.address,), daemon=True)
+    verifying.start()
+    while host.holds(damaged.address):
+        time.sleep(0.001)
+    may_end.set()
+    for thread in (dropping, verifying):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert (host.resident(), names(host)) == ({}, set())
 
 
 def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place(repository, host):
@@ -322,21 +366,35 @@ def test_a_load_that_ends_keeps_another_loads_claim_of_a_block_that_was_dropped_
     assert not host.is_copying
 
 
-def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypatch):
+@pytest.mark.parametrize("spare_pages", [0, 1])
+def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypatch, spare_pages):
     source = Pipes()
     host = HostStore(memory / "host", source)
-    monkeypatch.setattr(host_module, "free_bytes", lambda root: page_bytes(len(DATA)))
+    total = page_bytes(len(DATA)) + spare_pages * PAGE_BYTES
+
+    def free_bytes(root):
+        return total - sum(page_bytes(file.stat().st_size) for file in root.iterdir())
+
+    monkeypatch.setattr(host_module, "free_bytes", free_bytes)
     writer = source.pipe(BLOB.address)
     thread = threading.Thread(target=host.load, args=([BLOB],), daemon=True)
     thread.start()
     with open(writer, "wb", buffering=0) as file:
         file.write(DATA[:200_000])
-        with pytest.raises(NoSpaceError) as result:
-            host.load([Blob(address_of(b"x"), 1)])
-        assert result.value.totals.startswith("0 bytes on the tmpfs")
+        while host._claimed[BLOB.address] > len(DATA) - 200_000:
+            time.sleep(0.001)
+        small = Blob(address_of(b"x"), 1)
+        if spare_pages:
+            with open(source.pipe(small.address), "wb", buffering=0) as other:
+                other.write(b"x")
+            assert host.load([small]) == 1
+        else:
+            with pytest.raises(NoSpaceError) as result:
+                host.load([small])
+            assert result.value.totals.startswith("0 bytes on the tmpfs")
         file.write(DATA[200_000:])
     thread.join()
-    assert host.resident() == {BLOB.address: len(DATA)}
+    assert host.resident() == {BLOB.address: len(DATA)} | ({small.address: 1} if spare_pages else {})
 
 
 def test_a_waiter_of_a_failed_copy_tries_again_and_gets_the_error_of_its_own_attempt(memory):
@@ -407,3 +465,26 @@ def test_a_sweep_spares_what_is_being_copied(memory):
 @pytest.mark.parametrize(("nbytes", "pages"), [(0, 0), (1, 1), (PAGE_BYTES, 1), (PAGE_BYTES + 1, 2)])
 def test_a_file_takes_whole_pages(nbytes, pages):
     assert page_bytes(nbytes) == pages * PAGE_BYTES
+
+
+@pytest.mark.parametrize("name", ["", "ada"])
+def test_a_directory_that_somebody_removed_is_made_again(memory, repository, name):
+    put(repository, BLOB.address, DATA)
+    hosts = HostStores(memory / "host", repository)
+    host = hosts.store(name)
+    host.load([BLOB])
+    shutil.rmtree(hosts.root)
+    assert directory_memory(host.root) == {}
+    with pytest.raises(StoreError, match=BLOB.address):
+        host.open([BLOB.address])
+    old = os.umask(0o022)
+    try:
+        assert host.load([BLOB]) == len(DATA)
+    finally:
+        os.umask(old)
+    with opened(host, [BLOB.address]) as (descriptor,):
+        assert os.pread(descriptor, len(DATA), 0) == DATA
+    assert {directory.stat().st_mode & 0o777 for directory in (hosts.root, host.root)} == {0o700}
+    shutil.rmtree(hosts.root)
+    hosts.close()
+    assert not hosts.root.exists()

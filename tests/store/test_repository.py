@@ -11,6 +11,7 @@ import pytest
 from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName
+from overwinter.core.pipeline import Pipeline
 from overwinter.core.profile import Point, Profile
 from overwinter.store import collection
 from overwinter.store.blocks import address_of
@@ -25,6 +26,7 @@ from tests.store.family import (
     below,
     blocks_and_drafts,
     cut,
+    fail_reads,
     flip_bit,
     head_variant,
     missing,
@@ -152,6 +154,44 @@ def test_settings_kept_under_older_names_are_read(repository):
     [deployment] = repository.deployments()
     assert deployment.manifest.settings == Settings(max_workers=4096, threads=3)
     assert [line.split()[:2] for line in deployment.limited] == [["max_workers", "5000"]]
+
+
+def test_entries_that_cannot_be_read_are_skipped_and_their_blocks_stay(repository):
+    other = head_variant("other", seed=1)
+    for model in (base(), other):
+        model.deploy(repository)
+    pipeline = Pipeline(name="p", inputs=("x",), stages={}, outputs={})
+    repository.put_pipeline(pipeline, other.manifest.tenant, 1.0)
+    with sqlite3.connect(repository.root / "catalog.sqlite") as catalog:
+        [[data]] = catalog.execute("SELECT manifest FROM functions WHERE name = 'other'")
+        manifest = json.loads(data)
+        manifest["settings"]["of_a_newer_version"] = 1
+        changed = json.dumps(manifest, separators=(",", ":")).encode()
+        catalog.execute("UPDATE functions SET manifest = ? WHERE name = 'other'", (changed,))
+        catalog.execute("UPDATE pipelines SET pipeline = ?", (b"{}",))
+    errors: list[StoreError] = []
+    assert [kept.name for kept in repository.deployments(errors.append)] == ["base"]
+    assert repository.pipelines(errors.append) == []
+    assert ["other@1" in str(errors[0]), "pipeline 'p'" in str(errors[1])] == [True, True]
+    for read in (repository.deployments, repository.pipelines):
+        with pytest.raises(StoreError, match="newer version"):
+            read()
+    repository.collect(LATER, 0)
+    assert missing(repository, [blob.address for blob in other.manifest.blobs()]) == []
+    assert repository.remove("other") == (1,)
+    repository.collect(LATER, 0)
+    assert blocks_and_drafts(repository) == set(base().files)
+
+
+def test_a_block_whose_bytes_the_disk_cannot_read_is_sent_again(repository, monkeypatch):
+    put(repository, ADDRESS, DATA)
+    with monkeypatch.context() as patch:
+        fail_reads(patch, repository.path(ADDRESS))
+        with pytest.raises(StoreError, match=f"block {ADDRESS} is damaged.*deploy"):
+            repository.read(ADDRESS)
+    assert missing(repository, [ADDRESS]) == [ADDRESS]
+    put(repository, ADDRESS, DATA)
+    assert repository.read(ADDRESS) == DATA
 
 
 def test_an_impossible_profile_is_not_read(repository):

@@ -125,7 +125,7 @@ def test_loading_a_pipeline_wakes_all_its_functions(street, triton):
 
 
 def test_explain_refers_to_the_functions_of_the_pipeline(street):
-    with pytest.raises(NotFoundError, match="'street' is a pipeline .* its functions: p-cars, p-detect, p-people"):
+    with pytest.raises(NotFoundError, match="'street' is a pipeline, .* its functions: p-cars, p-detect, p-people"):
         street.client.explain("street")
 
 
@@ -194,7 +194,7 @@ def test_mismatched_tensors_are_refused_by_name(street):
     with pytest.raises(CallerError, match=r"'first:y' is FP32 .*, and input 'rows' takes INT64"):
         street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}, outputs={"l": "second:label"}))
     stage = Stage(function="chain", inputs={"x": "first:y"})
-    with pytest.raises(NotFoundError, match="'chain' is a pipeline and no function"):
+    with pytest.raises(NotFoundError, match="'chain' is a pipeline, not a function"):
         street.client.deploy_pipeline(changed(stages=CHAIN.stages | {"second": stage}))
     with pytest.raises(ConflictError, match="'p-double' is a function"):
         street.client.deploy_pipeline(msgspec.structs.replace(CHAIN, name="p-double"))

@@ -137,6 +137,19 @@ def test_load_loads_all_versions_that_have_a_share(node: NodeProcess):
     assert answered(node, "traffic-loaded", 4) == {3.0: 2, 4.0: 2}
 
 
+def test_an_unloaded_version_gets_requests_only_after_it_is_loaded(node: NodeProcess):
+    versions(node, "traffic-unloaded", 2.0, 3.0)
+    node.client.unload("traffic-unloaded", 1)
+    assert [node.client.ready("traffic-unloaded", version) for version in (1, 2)] == [False, True]
+    for shares in ({1: 100}, {1: 50, 2: 50}):
+        with pytest.raises(ConflictError, match="load traffic-unloaded@1"):
+            node.client.set_traffic("traffic-unloaded", shares)
+    assert answered(node, "traffic-unloaded", 2) == {4.0: 2}
+    node.client.load("traffic-unloaded", 1)
+    node.client.set_traffic("traffic-unloaded", {1: 100})
+    assert answered(node, "traffic-unloaded", 2) == {3.0: 2}
+
+
 def test_a_split_needs_the_scope_deploy_and_is_in_the_audit_log(make_node):
     node = make_node()
     versions(node, "f", 2.0, 3.0)

@@ -2,11 +2,13 @@
 
 from contextlib import closing
 
+import msgspec
 import torch
 
-from overwinter.worker.batches import _packed
+from overwinter.core.errors import MESSAGE_MAX
+from overwinter.worker.batches import _packed, shortened
 from overwinter.worker.buffer import SharedBuffer
-from overwinter.worker.messages import Failure, Outputs
+from overwinter.worker.messages import Answer, Failure, Outputs
 
 KIB = 1 << 10
 
@@ -22,3 +24,13 @@ def test_requests_whose_outputs_do_not_fit_fail_alone() -> None:
             assert isinstance(outcome, Outputs)
             [meta] = outcome.metas
             assert bytes(buffer.take(at, meta.nbytes)) == bytes([number]) * sizes[number]
+
+
+def test_the_errors_of_a_run_fit_together_in_one_message() -> None:
+    for count, length in ((1, 1 << 20), (32, 14_000), (1024, 10_000), (4096, 500)):
+        failures = shortened([Failure("HandlerError", "\U0001f40c" * length)] * count)
+        assert len(failures) == count
+        assert all(each.message for each in failures)
+        assert len(msgspec.msgpack.encode(Answer(1, failures))) < 400 * KIB
+    short = (Failure("HandlerError", "y" * MESSAGE_MAX), Outputs(()), Failure("CallerError", "no"))
+    assert shortened(short) == short

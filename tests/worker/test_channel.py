@@ -6,7 +6,7 @@ import socket
 import msgspec
 import pytest
 
-from overwinter.worker.channel import FDS_A_PACKET, MORE, Channel, ChannelClosedError, pair
+from overwinter.worker.channel import FDS_A_PACKET, MORE, Channel, ChannelClosedError, packet_bytes_max, pair
 
 
 class Note(msgspec.Struct, tag=True, array_like=True):
@@ -163,3 +163,10 @@ def test_a_message_that_is_nested_too_deeply_is_invalid_and_its_descriptors_are_
     assert set(os.listdir("/proc/self/fd")) == before
     left.send(Note(2))
     assert right.receive() == (Note(2), [])
+
+
+def test_the_largest_packet_of_the_system_can_be_sent(ends):
+    left, right = ends
+    overhead = len(msgspec.msgpack.encode(Note(1, "x" * 100_000))) - 100_000
+    left.send(Note(1, "x" * (packet_bytes_max() - overhead)))
+    assert len(right.receive()[0].text) == packet_bytes_max() - overhead

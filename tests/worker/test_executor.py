@@ -11,6 +11,7 @@ from msgspec import structs
 
 from overwinter.api.deployer import package
 from overwinter.core.devices import DeviceConfig
+from overwinter.core.function import Settings
 from overwinter.device import function as device_function
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
@@ -18,6 +19,7 @@ from overwinter.device.swap import SwapSettings
 from overwinter.device.virtual import VirtualDevice
 from overwinter.model.compile import compile_program, compile_waiting
 from overwinter.model.export import export
+from overwinter.node.device_fit import slices_for
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.manifest import Deployment
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
@@ -183,3 +185,50 @@ def test_an_executor_ends_with_the_answer_of_the_run_that_made_its_device_unusab
     assert "first@1" in failure.message
     [left, _] = Channel(theirs, ToExecutor).receive()
     assert left.run == 2
+
+
+class Reordered(torch.nn.Module):
+    """Computes with the rows in the opposite order, over two weights of a MiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Linear(512, 512, bias=False).requires_grad_(False) for _ in range(2))
+
+    def forward(self, x):
+        return {"y": self.second(self.first(x.flip(0)).relu()).flip(0)}
+
+
+def test_requests_of_a_slice_keep_their_own_rows_whatever_order_the_program_gives_them(stack):
+    channel, theirs, slot = ends(stack)
+    device = stack.enter_context(closing(VirtualDevice("a", PartitionedAllocator(8 << 20, 1 << 20))))
+    config = DeviceConfig(name="a", memory_bytes=1 << 20, activation_bytes=1 << 20)
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(config)
+    model = Reordered()
+    made = export(model, {"x": torch.zeros(2, 512)}, {"x": {0: "batch"}})
+    packaged = package("f", made.program, made.weights, settings=Settings(device="pool"))
+    function = DeployedFunction(Deployment("f", 1, packaged.manifest, 0.0))
+    function.cut(slices_for(packaged.manifest, made.program, [config]))
+    [second] = function.later_slices
+    for each in (function, second):
+        fds = [memory_file(packaged.contents[address]()) for address in each.files(bare=True)]
+        bind = each.bind_message(bare=True)
+        sizes = tuple(each.slice.sizes[block] for block, _ in bind.blocks)
+        channel.send(HandOver("ada", each.load_message(bare=True), bind, {}, {}, sizes), fds)
+        close_all(fds)
+    rows = [torch.randn(1, 512) for _ in range(2)]
+    sent = [EncodedTensor("x", row) for row in rows]
+    write(slot, *sent)
+    own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(1 << 20), peers)
+    executor = Executor(Channel(theirs, ToExecutor), slot, own)
+    channel.send(RunBatch(1, (function.id,) * 2, 0, tuple((each.meta,) for each in sent)))
+    for _ in range(3):
+        executor._handle()
+    answer, _ = channel.receive()
+    metas = [outcome.metas[0] for outcome in answer.outcomes]
+    between = [read(slot.outputs, meta, at).clone() for meta, at in zip(metas, offsets(metas), strict=False)]
+    for row, value, meta in zip(rows, between, metas, strict=True):
+        write(slot, EncodedTensor(meta.name, value))
+        channel.send(RunBatch(2, (second.id,), 0, ((meta,),)))
+        executor._handle()
+        answer, _ = channel.receive()
+        torch.testing.assert_close(read(slot.outputs, answer.outcomes[0].metas[0], 0), model(row)["y"])

@@ -9,6 +9,7 @@ import msgspec
 import torch
 
 from overwinter.worker.messages import Prepare
+from overwinter.worker.programs import Programs
 from tests.node.rig import Function
 
 PREPARES = """
@@ -59,3 +60,17 @@ def test_a_warm_up_leaves_no_holes_in_the_heap_that_is_forked():
     ready, holes = map(int, result.stdout.split())
     assert ready == 1, result.stderr
     assert holes < 1 << 20
+
+
+def test_a_program_that_cannot_be_prepared_leaves_no_descriptor_open():
+    function = Function(Layers(), {"x": torch.zeros(2, 3, 16, 16)})
+    own, *blocks = function.open(bare=True)
+    os.close(own)
+    changed = os.memfd_create("changed")
+    os.write(changed, b"no program")
+    given = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in (changed, *blocks)}
+    programs = Programs()
+    wanted = Prepare(function.deployed.load_message(bare=True), function.deployed.bind_message(bare=True))
+    programs.prepare(wanted, [changed, *blocks])
+    assert len(programs) == 0
+    assert not [fd for fd in given if os.path.lexists(f"/proc/self/fd/{fd}")]

@@ -9,6 +9,7 @@ import torch
 from overwinter.core.errors import HandlerError
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
+from overwinter.profiling.measuring import least_rows
 from overwinter.worker.handler import Code, Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner
@@ -98,10 +99,10 @@ def test_a_handler_runs_before_and_after_the_program_and_fails_alone():
 
 
 def test_errors_say_which_tensor_or_type_a_handler_must_return_or_returned():
-    nothing, _ = runner("def preprocess(inputs, state):\n    return {'ids': [1, 2]}\n")
+    no_tensor, _ = runner("def preprocess(inputs, state):\n    return {'ids': [1, 2]}\n")
     wrong, _ = runner("import torch\ndef preprocess(inputs, state):\n    return {'ids': torch.zeros(1, 2)}\n")
     none, _ = runner("def postprocess(outputs, inputs, state):\n    return None\n")
-    assert "'ids'" in nothing.answer([ids([1])])[0].message
+    assert "'ids'" in no_tensor.answer([ids([1])])[0].message
     assert "INT64" in wrong.answer([ids([1])])[0].message
     assert "NoneType" in none.answer([ids([1])])[0].message
 
@@ -193,3 +194,52 @@ def test_rows_that_are_also_columns_are_never_joined():
     requests = [{"a": torch.randn(3, 3)} for _ in range(2)]
     for outcome, request in zip(made.answer(requests), requests, strict=True):
         assert torch.equal(outcome["output"], request["a"] @ request["a"])
+
+
+class Flattened(torch.nn.Module):
+    """Makes its image contiguous before it is viewed, which an export with a contiguous example leaves out."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(3, 8, 3).requires_grad_(False)
+
+    def forward(self, x):
+        return {"y": self.layer(x).relu().contiguous().view(x.shape[0], -1)}
+
+
+def test_a_handler_may_return_tensors_in_any_memory_order():
+    module = Flattened()
+    made = export(module, {"x": torch.randn(2, 3, 32, 32)})
+    handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'].permute(0, 3, 1, 2)}\n"
+    one = Runner("f@1", Prepared(encode_program(made.program)), made.weights, Handler(Code(handler), {}))
+    images = [torch.randn(1, 32, 32, 3) for _ in range(2)]
+    for outcomes in (one.answer([{"x": images[0]}]), one.answer([{"x": image} for image in images])):
+        for image, outcome in zip(images, outcomes, strict=False):
+            torch.testing.assert_close(outcome["y"], module(image.permute(0, 3, 1, 2))["y"])
+
+
+class Grouped(torch.nn.Module):
+    """Takes batches whose elements divide into groups of four."""
+
+    def forward(self, x):
+        return {"y": x + x.view(-1, 4).sum()}
+
+
+def test_a_warm_up_uses_a_batch_that_the_program_accepts_with_its_other_sizes():
+    made = export(Grouped(), {"x": torch.randn(2, 6)}, {"x": {0: "batch", 1: "n"}})
+    one = Runner("f@1", Prepared(encode_program(made.program)), made.weights, None)
+    assert one.warm_up() == 2 * 6 * 4
+    assert least_rows(made.program) == 2
+    assert [len(each["y"]) for each in one.answer([{"x": torch.randn(1, 8)}])] == [1]
+
+
+def test_a_handler_that_returns_an_enormous_tensor_fails_alone():
+    handler = """
+def preprocess(inputs, state):
+    ids = inputs["ids"]
+    return {"ids": ids[:1, :1].expand(1 << 40, 3) if ids[0, 0] == 9 else ids}
+"""
+    made, _ = runner(handler)
+    bad, good = made.answer([ids([9, 9, 9]), ids([1, 2, 3])])
+    assert (bad.error, "batch" in bad.message) == ("CallerError", True)
+    assert torch.allclose(good["sum"], expected(ids([1, 2, 3])))

@@ -120,3 +120,36 @@ def test_a_step_that_cannot_be_called_as_it_will_be_is_refused(handler, words):
 def test_a_step_may_take_more_than_it_is_given_where_that_has_a_default():
     handler = Handler(Code("def preprocess(*inputs, more=1):\n    return {'x': inputs[0]['x'] + more}\n"), {})
     assert handler.preprocess({"x": torch.zeros(1)}) == {"x": torch.ones(1)}
+
+
+class Lookup(torch.nn.Module):
+    """Looks up numbers that begin with 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 4).requires_grad_(False)
+
+    def forward(self, ids):
+        return {"y": self.table(ids - 1)}
+
+
+def test_a_program_that_fails_for_some_values_may_fail_on_zeros():
+    made = export(Lookup(), {"ids": torch.ones(2, 3, dtype=torch.int64)})
+    one = Runner("f@1", Prepared(encode_program(made.program)), made.weights, None)
+    nbytes, warning = trial.run_on_zeros(one)
+    assert nbytes == 0
+    for named in ("f@1", "zeros", "--sample"):
+        assert named in warning
+    trial.check_samples(one, [{"ids": torch.ones(1, 3, dtype=torch.int64)}])
+    with pytest.raises(CallerError, match="sample 1"):
+        trial.check_samples(one, [{"ids": torch.zeros(1, 3, dtype=torch.int64)}])
+
+
+def test_a_program_that_always_fails_is_refused(prepared):
+    def failing(weights, inputs):
+        raise RuntimeError("no such kernel")
+
+    one = Runner("f@1", prepared, [], None, run=failing)
+    one.prepared.run = failing
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        trial.run_on_zeros(one)

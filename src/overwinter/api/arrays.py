@@ -83,6 +83,9 @@ def _from_lists(name: str, value: Any, datatype: str) -> Tensor:
     code = _STRUCT_FORMATS.get(datatype)
     if code is None:
         raise CallerError(f"input {name!r} is {datatype}, which lists cannot give: pass a tensor or an array")
+    # `struct` takes the truth of any object.
+    if datatype == "BOOL" and any(isinstance(item, str | bytes) or item not in (False, True) for item in items):
+        raise CallerError(f"input {name!r} is BOOL: its elements must be true or false")
     try:
         return Tensor(name, datatype, tuple(shape), struct.pack(f"<{len(items)}{code}", *items))
     except (struct.error, OverflowError) as error:

@@ -204,12 +204,18 @@ class Client:
     # Inference
 
     def infer(
-        self, name: str, inputs: Mapping[str, ArrayLike], version: int | None = None, timeout_s: float | None = None
+        self,
+        name: str,
+        inputs: Mapping[str, ArrayLike],
+        version: int | None = None,
+        timeout_s: float | None = None,
+        wait_s: float | None = None,
     ) -> dict[str, Any]:
         """Run a function, or a pipeline of them, on tensors, arrays, or (nested) lists, by name of input.
 
         Returns its outputs by name: NumPy arrays, or nested lists where NumPy is not installed. `timeout_s` is the
-        timeout of the request; the default is the function's.
+        timeout of the request; the default is the function's. `wait_s`: how long to wait for the answer, by default
+        somewhat longer than `timeout_s`, or as long as for any other.
         """
         specs: dict[str, TensorSpec] = {}
 
@@ -223,23 +229,28 @@ class Client:
 
         tensors = [to_tensor(key, value, partial(spec_of, key)) for key, value in inputs.items()]
         head, body = encode_request(tensors, timeout_s)
-        wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
+        if wait_s is None:
+            wait_s = self._timeout_s if timeout_s is None else timeout_s + GRACE_S
         headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
         path = f"{_model_path(name, version)}/infer"
         response = self._request("POST", path, content=body, headers=headers, timeout=wait_s)
+        if specs and response.status_code == RateError.status:
+            # The question for the inputs may have used up the tenant's rate.
+            time.sleep(_retry_after_s(response) or 0.0)
+            response = self._request("POST", path, content=body, headers=headers, timeout=wait_s)
         _raise_for_status(response)
         reply, outputs = decode_reply(response)
         spent_ms = response.elapsed.total_seconds() * 1e3
         self.last_answer = AnswerMetadata(int(reply.model_version), response.headers["overwinter-start"], spent_ms)
         return {tensor.name: from_tensor(tensor) for tensor in outputs}
 
-    def load(self, name: str) -> None:
-        """Wake a function, and make it available again."""
-        self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/load")
+    def load(self, name: str, version: int | None = None) -> None:
+        """Wake a version, by default all that get the requests that name none, and make it available again."""
+        self._send("POST", f"{_repository_path(name, version)}/load")
 
-    def unload(self, name: str) -> None:
-        """Unload a function: it releases its memory and answers no requests until it is loaded."""
-        self._send("POST", f"/v2/repository/models/{quote(name, safe='')}/unload")
+    def unload(self, name: str, version: int | None = None) -> None:
+        """Unload a version, by default all: it releases its memory and answers no requests until it is loaded."""
+        self._send("POST", f"{_repository_path(name, version)}/unload")
 
     # Deploys
 
@@ -374,6 +385,10 @@ class _Chunks:
 
 def _model_path(name: str, version: int | None) -> str:
     return f"/v2/models/{quote(name, safe='')}" + ("" if version is None else f"/versions/{version}")
+
+
+def _repository_path(name: str, version: int | None) -> str:
+    return _model_path(name, version).replace("/v2", "/v2/repository", 1)
 
 
 def _function_path(name: str, version: int | None = None) -> str:

@@ -8,6 +8,7 @@ import ast
 import ctypes
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import Address, FunctionName, TenantId
 from overwinter.core.tensor import Buffer, TensorSpec
 from overwinter.model.program import Program, encode_program
+from overwinter.node import clock
 from overwinter.store.blocks import address_of, build_block, name_block
 from overwinter.store.manifest import Blob, Handler, Manifest, SampleTensor
 from overwinter.store.packing import BlockPlan, pack
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEPLOY_TIMEOUT_S = 600.0
 """The longest wait for one answer to a deploy. It is long because the node tries a new version before it answers."""
+RENEW_S = 60.0
+"""The time after which an upload asks again for its blobs, so that the node keeps those that it already has."""
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
 MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 
@@ -62,23 +66,27 @@ class Package(msgspec.Struct):
     manifest: Manifest
     contents: dict[Address, Callable[[], Buffer]]
 
-    def upload(self, client: Client, progress: ReportBytes | None = None) -> Uploaded:
-        """Send the blobs that the node does not hold for the function's tenant, and register the function; raise the
-        node's error if it refuses.
+    def upload(
+        self, client: Client, progress: ReportBytes | None = None, now: Callable[[], float] = clock.now
+    ) -> Uploaded:
+        """Send the blobs that the node does not hold for the function's tenant, also those that it removes meanwhile,
+        and register the function; raise the node's error if it refuses.
         """
         client = client.for_tenant(self.manifest.tenant)
-        blobs = self.manifest.blobs()
-        lacking = set(client.missing([blob.address for blob in blobs]))
-        total = sum(blob.nbytes for blob in blobs if blob.address in lacking)
-        sent = 0
-        for blob in blobs:
-            if blob.address in lacking:
-                client.put_block(blob.address, self.contents[blob.address]())
-                sent += blob.nbytes
-                if progress is not None:
-                    progress("upload", sent, total)
+        blobs = {blob.address: blob for blob in self.manifest.blobs()}
+        lacking, asked_at, sent = deque(client.missing(list(blobs))), now(), 0
+        total = sum(blobs[address].nbytes for address in lacking)
+        while lacking:
+            address = lacking.popleft()
+            client.put_block(address, self.contents[address]())
+            sent += blobs[address].nbytes
+            if progress is not None:
+                progress("upload", min(sent, total), total)
+            if now() - asked_at >= RENEW_S and sent <= 2 * total:
+                # The node keeps blobs without a function only for a while after they were sent or asked for.
+                lacking, asked_at = deque(client.missing(list(blobs))), now()
         registered = client.register(self.manifest)
-        nbytes = sum(blob.nbytes for blob in blobs)
+        nbytes = sum(blob.nbytes for blob in blobs.values())
         return Uploaded(registered.name, registered.version, nbytes, total, registered.warning)
 
 

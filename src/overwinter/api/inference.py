@@ -92,23 +92,22 @@ class InferenceApi:
 
     def operations(self) -> list[Operation]:
         """Every operation of the protocol; the most frequent one comes first."""
-        model, version = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
-        repository = "/v2/repository/models/{name}"
+        models = ("/models/{name}", "/models/{name}/versions/{version}")
         return [
             *(
                 Operation(
-                    "POST", path + "/infer", "infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
+                    "POST", f"/v2{path}/infer", "infer", self.infer, {200: (*json_body(InferResponse), BINARY_OUTPUT)},
                     request_body=(*json_body(InferRequest), BINARY_INPUT), headers=(HEAD_LENGTH,), errors=(504, 507),
                 )
-                for path in (model, version)
+                for path in models
             ),
             Operation("GET", "/v2", "token", self.server, {200: json_body(ServerMetadata)}),
             Operation("GET", "/v2/health/live", "nothing", self.live, {200: json_body(Live), 400: json_body(Live)}),
             Operation("GET", "/v2/health/ready", "nothing", self.ready, {200: json_body(Ready), 400: json_body(Ready)}),
             Operation("GET", "/v2/models", "token", self.models, {200: json_body(Models)}, errors=(413,)),
             *(
-                Operation("GET", path + action, "token", handler, answers)
-                for path in (model, version)
+                Operation("GET", f"/v2{path}{action}", "token", handler, answers)
+                for path in models
                 for action, handler, answers in (
                     ("", self.model, {200: json_body(ModelMetadata)}),
                     ("/ready", self.model_ready, {200: json_body(ModelReady), 400: json_body(ModelReady)}),
@@ -121,9 +120,10 @@ class InferenceApi:
             ),
             *(
                 Operation(
-                    "POST", f"{repository}/{handler.__name__}", "deploy", handler, {200: ()},
+                    "POST", f"/v2/repository{path}/{handler.__name__}", "deploy", handler, {200: ()},
                     request_body=json_body(LoadRequest), is_body_optional=True, errors=(409, 504, 507),
                 )
+                for path in models
                 for handler in (self.load, self.unload)
             ),
         ]  # fmt: skip

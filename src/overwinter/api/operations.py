@@ -1,4 +1,4 @@
-"""The table of the API's operations, from which the routes and the OpenAPI document are generated."""
+"""The description of an operation of the API, from which its route and its entry in the OpenAPI document are made."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Literal

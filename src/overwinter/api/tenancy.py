@@ -23,6 +23,7 @@ from overwinter.core.profile import Profile
 from overwinter.core.profiling import ProfileOptions, Progress
 from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares
+from overwinter.node.views import DeployedVersion
 from overwinter.store.manifest import Manifest
 from overwinter.store.tokens import SEPARATOR, Quota
 
@@ -203,7 +204,8 @@ class TenantNode:
         """Register a new version of a function of the tenant."""
         node_name = self._name_to_deploy(manifest.name)
         renamed = msgspec.structs.replace(manifest, name=node_name, tenant=self._tenant)
-        return await self._node.deploy(renamed, self._quota.functions)
+        deployed = await self._node.deploy(renamed, self._quota.functions)
+        return DeployedVersion(manifest.name, deployed.version, self.names.translated(deployed.warning))
 
     async def deploy_pipeline(self, pipeline: Pipeline, tenant: TenantId) -> Deployed:
         """Register functions of the tenant to be called as one."""

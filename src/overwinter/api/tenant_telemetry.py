@@ -178,7 +178,6 @@ def own_activity(activity: NodeActivity, tenant: TenantId) -> NodeActivity:
         activity,
         cores_running=None,
         worker_states=dict(Counter[str](each.state for each in workers)),
-        versions_deployed=len(own),
         running=sum(each.running for each in own),
         queued=sum(each.queued for each in own),
         host_bytes=sum(each.host_bytes for each in own),

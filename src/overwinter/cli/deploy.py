@@ -122,7 +122,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     _check_usage(name, [key for key, _ in assets], handler, task)
     given = {key: _value(text) for key, text in settings}
     function_settings = settings_of(slo, given if device is None else given | {"device": device})
-    code = None if handler is None else handler.read_text()
+    code = None if handler is None else _text_of(handler)
     files = {key: Path(path).read_bytes() for key, path in assets}
     read_sample = read_files(sample)
     with connect(url, DEPLOY_TIMEOUT_S, tenant) as client:
@@ -142,12 +142,21 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         echo(f"warning: {uploaded.warning}", err=True)
 
 
+def _text_of(path: Path) -> str:
+    from overwinter.core.errors import CallerError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CallerError(f"{path} is not UTF-8: {error}") from error
+
+
 def _deploy_pipeline(path: Path, has_function_options: bool, tenant: str, url: str, as_json: bool) -> None:
     from overwinter.core.pipeline import parse_pipeline
 
     if has_function_options:
         raise click.UsageError(f"{path} defines the whole pipeline: leave out the options for functions")
-    pipeline = parse_pipeline(path.read_text())
+    pipeline = parse_pipeline(_text_of(path))
     with connect(url, tenant=tenant) as client:
         deployed = client.deploy_pipeline(pipeline)
     if as_json:

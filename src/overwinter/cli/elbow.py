@@ -45,7 +45,10 @@ def elbow(data: str, device_kind: DeviceKind, device_bandwidth: int, as_json: bo
         # So that the first GPU here is also the first one of a node.
         os.environ.update(GPU_ENVIRONMENT)
     name, bandwidth = DeviceId(f"{device_kind}:0"), float(device_bandwidth)
-    config = DeviceConfig(name=name, kind=device_kind, memory_bytes=SIZES[-1], bytes_per_s=bandwidth)
+    try:
+        config = DeviceConfig(name=name, kind=device_kind, memory_bytes=SIZES[-1], bytes_per_s=bandwidth)
+    except ValueError as error:
+        raise click.UsageError(f"--device-bandwidth: {error}") from error
     try:
         times = link_times(config)
     except (WorkerError, RuntimeError) as error:

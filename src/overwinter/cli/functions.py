@@ -87,27 +87,30 @@ def _is_confirmed(what: str) -> bool:
 
 
 @click.command()
-@click.argument("name")
+@named_function
 @tenant_option
 @node_url
 @as_json
-def load(name: str, tenant: str, url: str, as_json: bool) -> None:
-    """Wake a function, or all functions of a pipeline, and accept requests again."""
+def load(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
+    """Wake a function, or all functions of a pipeline, and accept requests again.
+
+    NAME alone loads the versions that get the requests that name none.
+    """
     with connect(url, tenant=tenant) as client:
-        client.load(name)
-    _print_result({"loaded": name}, f"loaded {name}", as_json)
+        client.load(*function)
+    _print_result({"loaded": id_of(*function)}, f"loaded {id_of(*function)}", as_json)
 
 
 @click.command()
-@click.argument("name")
+@named_function
 @tenant_option
 @node_url
 @as_json
-def unload(name: str, tenant: str, url: str, as_json: bool) -> None:
-    """Free the memory of a function; its requests are refused until it is loaded again."""
+def unload(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
+    """Free the memory of a version, or of all (NAME alone); its requests are refused until it is loaded again."""
     with connect(url, tenant=tenant) as client:
-        client.unload(name)
-    _print_result({"unloaded": name}, f"unloaded {name}", as_json)
+        client.unload(*function)
+    _print_result({"unloaded": id_of(*function)}, f"unloaded {id_of(*function)}", as_json)
 
 
 def _print_result(value: object, text: str, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """The command that runs a function once."""
 
+import time
 from typing import Any, BinaryIO
 
 import click
@@ -16,7 +17,7 @@ from overwinter.cli.options import (
     print_json,
     tenant_option,
 )
-from overwinter.core.errors import CallerError
+from overwinter.core.errors import CallerError, RateError
 from overwinter.core.tensor import TensorSpec
 
 STARTS = {
@@ -63,6 +64,7 @@ def infer(
     JSON has no literals for NaN and the infinities: --json prints them as "NaN", "Infinity" and "-Infinity", and inputs
     accept them in this form.
     """
+    from overwinter.api.client import GRACE_S
     from overwinter.api.deployer import milliseconds
 
     name, version = function
@@ -72,7 +74,13 @@ def infer(
     with connect(url, tenant=tenant) as client:
         described = client.function(name, version)
         inputs = _inputs(described, assignments, document)
-        outputs = client.infer(name, inputs, version, timeout_s)
+        wait_s = (described["settings"]["timeout_s"] if timeout_s is None else timeout_s) + GRACE_S
+        try:
+            outputs = client.infer(name, inputs, version, timeout_s, wait_s)
+        except RateError as error:
+            # The request for the description may have used up the tenant's rate.
+            time.sleep(error.retry_after_s or 0.0)
+            outputs = client.infer(name, inputs, version, timeout_s, wait_s)
         answer = client.last_answer
         assert answer is not None, "infer has just answered"
     shown = [(spec, *_lists(outputs[spec["name"]])) for spec in described["outputs"] if spec["name"] in outputs]

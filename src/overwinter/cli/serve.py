@@ -140,14 +140,23 @@ def _option(field: msgspec.structs.FieldInfo) -> click.Option:
         kind, metavar = click.FloatRange(BOUNDS[field.name].least, 1), "SHARE"
     elif field.type in (float, float | None):
         kind, metavar = click.FloatRange(BOUNDS[field.name].least), "SECONDS"
-    return click.Option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
+    option = _PortOption if field.name == "port" else click.Option
+    return option([flag], type=kind, metavar=metavar, default=default, help=HELP[field.name])
+
+
+class _PortOption(click.Option):
+    """The option --port. In a pod of Kubernetes its variable may be that of a Service named `overwinter`."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        found = super().resolve_envvar_value(ctx)
+        return None if found is not None and "://" in found else found
 
 
 @click.command(
     params=config_options(),
     # The variables are named OVERWINTER_PORT, not OVERWINTER_SERVE_PORT.
     context_settings={"auto_envvar_prefix": "OVERWINTER"},
-    epilog="Every option can be set by a variable: --host-bytes by OVERWINTER_HOST_BYTES, and so on.",
+    epilog="Every option but --json can be set by a variable: --host-bytes by OVERWINTER_HOST_BYTES, and so on.",
 )
 @click.option("--port-file", type=click.Path(dir_okay=False, path_type=Path), help="File to which the port is written.")
 @click.option(

@@ -115,7 +115,8 @@ def _missing_trace_as_error() -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CallerError(
-            f"there is no trace {error.filename}: give the directory of the recorded traces with --traces DIR"
+            f"there is no trace {error.filename}: give the directory of the recorded traces with --traces DIR "
+            "(docs/benchmarks.md says where to get them)"
         ) from error
 
 

@@ -13,8 +13,8 @@ from overwinter.cli.options import printable, size_text
 from overwinter.core.function import WORKER_SETTINGS
 from overwinter.core.versions import WHOLE
 
-PIPE_WIDTH = 400
-"""The width without a terminal. It is large, so that lines are complete for `grep`."""
+PIPE_WIDTH = 100_000
+"""The width without a terminal. It is so large that no column is left out."""
 
 IDS_SHOWN = 20
 """The most functions of a family or a worker that a table lists."""

@@ -22,6 +22,7 @@ from overwinter.cli.tables import (
     slo_text,
     traffic_text,
 )
+from overwinter.core.profile import Configuration
 from overwinter.scheduler.latency import SLOWDOWN_MAX
 
 SHOWN_MAX = 5
@@ -221,8 +222,8 @@ def _profile_text(profile: Description) -> str:
     if profile["points"]:
         cores, nbytes, batch, concurrency, latency_s = min(profile["points"], key=lambda point: float(point[4]))
         text += (
-            f"; the fastest takes {_ms_text(latency_s * 1000)} with {cores} cores, batch {batch}, "
-            f"concurrency {concurrency}, {size_text(nbytes)}"
+            f"; the fastest takes {_ms_text(latency_s * 1000)} with {Configuration(cores, batch, concurrency).text()}, "
+            f"{size_text(nbytes)}"
         )
     return text
 
@@ -235,7 +236,7 @@ _WORKERS = (
     Column("CORES", drop_order=3),
     Column("BATCH", drop_order=4),
     Column("CONCURRENCY", drop_order=2),
-    Column("RUNS"),
+    Column("RUNS NOW"),
     Column("PRIVATE"),
     Column("PSS", drop_order=1),
 )
@@ -254,7 +255,7 @@ def _worker_row(worker: Description) -> tuple[str, ...]:
 
 def _bound_table(workers: Sequence[Description]) -> Table:
     """Build a table with one row for each function in each worker."""
-    table = _titled("WORKER", "FUNCTION", "STATE", numbers=("RUNS", "REQUESTS", "PRIVATE"))
+    table = _titled("WORKER", "FUNCTION", "STATE", numbers=("RUNS NOW", "REQUESTS NOW", "PRIVATE"))
     for worker in workers:
         for bound in worker["bound"]:
             part = "-" if bound["private_bytes"] is None else size_text(bound["private_bytes"])

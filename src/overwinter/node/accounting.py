@@ -65,7 +65,8 @@ class _PageFaults(NamedTuple):
 
     cpu_time_s: float = -1.0
     """Its CPU time when they were last counted."""
-    last: int = 0
+    counted: int = 0
+    """How many there were when they were last counted."""
     measured: int = 0
     """How many there were at its last measurement."""
     dropped_by_zygote: int = 0
@@ -116,7 +117,7 @@ class Accounting:
         """
         smaps = self._processes.worker_smaps()
         self._page_faults = {worker: self._page_faults_of(worker) for worker in smaps}
-        copied = {worker: each.last - each.measured for worker, each in self._page_faults.items()}
+        copied = {worker: each.counted - each.measured for worker, each in self._page_faults.items()}
         dropped = {process.worker: process.dropped_by_zygote for process in self._processes.workers()}
         due = [
             worker
@@ -130,7 +131,7 @@ class Accounting:
         for worker in due:
             known = self._page_faults[worker]
             self._page_faults[worker] = known._replace(
-                measured=known.last, turn=self._turn, dropped_by_zygote=dropped[worker]
+                measured=known.counted, turn=self._turn, dropped_by_zygote=dropped[worker]
             )
         limits = [self._mappings_max(worker) for worker in due]
         files = deque((_duplicate(smaps[worker]), limit) for worker, limit in zip(due, limits, strict=True))
@@ -156,7 +157,7 @@ class Accounting:
         cpu_time_s = clock.cpu_time_s(process.pid)
         if cpu_time_s is None or cpu_time_s == known.cpu_time_s:
             return known
-        return known._replace(cpu_time_s=cpu_time_s, last=stat_field(process.pid, MINOR_FAULTS))
+        return known._replace(cpu_time_s=cpu_time_s, counted=stat_field(process.pid, MINOR_FAULTS))
 
     async def compare(self) -> None:
         """Compare once."""
@@ -276,7 +277,7 @@ def _file_text(nbytes: int | None, file: FileMemory | None) -> str | None:
     if file.nbytes != nbytes:
         return f"has {file.nbytes} bytes, not {nbytes}"
     if file.allocated < page_bytes(nbytes):
-        return f"has {file.allocated} bytes of memory behind its {nbytes}"
+        return f"has {file.allocated} bytes allocated, for a size of {nbytes} bytes"
     return None
 
 

@@ -11,7 +11,7 @@ from math import prod
 import msgspec
 
 from overwinter.core.datatypes import DATATYPE_BYTES
-from overwinter.core.errors import OverwinterError
+from overwinter.core.errors import MESSAGE_MAX, OverwinterError
 from overwinter.core.tensor import (
     ANSWER_BYTES_MAX,
     BYTES,
@@ -27,11 +27,8 @@ from overwinter.worker.buffer import SharedBuffer, offsets
 from overwinter.worker.messages import Answer, BindFailed, Failure, LoadFailed, Outputs
 
 KNOWN = frozenset((*DATATYPE_BYTES, BYTES))
-ERRORS = {"CallerError", "ProgramError", "HandlerError"}
+ERRORS = {"CallerError", "ProgramError", "HandlerError", "ActivationsError"}
 """The errors that a worker may report; any other counts as a WorkerError."""
-MESSAGE_MAX = 4000
-"""The most characters of a worker's error message."""
-
 Placed = Sequence[tuple[TensorMeta, int]]
 """The descriptions of a request's tensors, each with its offset in the buffer."""
 

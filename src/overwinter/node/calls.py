@@ -81,7 +81,6 @@ class Calls:
     async def load(self, id_: FunctionId) -> None:
         """Wake a function, also one that is out of service; raise an error if it does not wake."""
         await self.ask(id_, LoadAsked(id_))
-        self._quarantine.forget(id_)
 
     async def wake(self, function: DeployedFunction) -> None:
         """Wake a function for the node itself, and raise an error if it does not wake. An unloaded function
@@ -130,6 +129,8 @@ class Calls:
         error: OverwinterError | None = None
         if action.error is not None:
             error = error_named(action.error)(whole_names(action.reason))
+        else:
+            self._quarantine.forget(action.function)
         for future in self._loads.pop(action.function, ()):
             if future.done():
                 continue

@@ -8,11 +8,19 @@ PROCESS = Path("/proc/self")
 
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:
-    """The group of this process in the hierarchy that has the controller; None if the system does not report it."""
-    for hierarchy, directory in _memberships(process):
-        if controller in hierarchy:
-            return directory
-    return None
+    """The group of this process in the hierarchy that has the controller, if it passes it on to groups below; None if
+    the system does not report it.
+    """
+    return _group(controller, process, "cgroup.subtree_control")
+
+
+def limiting_group(controller: str, process: Path = PROCESS) -> Path | None:
+    """The group of this process whose limits of the controller hold for it; None if the system does not report it."""
+    return _group(controller, process, "cgroup.controllers")
+
+
+def _group(controller: str, process: Path, listed: str) -> Path | None:
+    return next((directory for found, directory in _memberships(process, listed) if controller in found), None)
 
 
 def number_in(path: Path) -> int | None:
@@ -35,8 +43,8 @@ def remove_group(directory: Path) -> bool:
     return True
 
 
-def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
-    """Yield the controllers of each hierarchy, and this process's group in it."""
+def _memberships(process: Path, listed: str) -> Iterator[tuple[set[str], Path]]:
+    """Yield the controllers of each hierarchy, in version 2 those in the file `listed`, and this process's group."""
     mounts = list(_hierarchies(process))
     for line in _read(process / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2) if line.count(":") > 1 else ("", "", "")
@@ -45,8 +53,7 @@ def _memberships(process: Path) -> Iterator[tuple[set[str], Path]]:
             if controllers and kind == "cgroup" and set(controllers.split(",")) <= options:
                 yield set(controllers.split(",")), directory
             elif not controllers and kind == "cgroup2":
-                # Only controllers that the group passes on to its children.
-                yield set(_read(directory / "cgroup.subtree_control").split()), directory
+                yield set(_read(directory / listed).split()), directory
 
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:

@@ -155,7 +155,10 @@ def _groups() -> Check:
             # No remedy: the system chooses the version.
             found += f"; with version 2, {CONTROLLERS['memory']}"
         return Check("control groups", "ok", found)
-    remedy = "start the node as root, or as a systemd unit with Delegate=yes; in a container, a writable /sys/fs/cgroup"
+    remedy = (
+        "start the node as root, or with version 1 as a systemd unit with Delegate=yes, and with version 2 in a group "
+        "that passes cpu and pids on (cgroup.subtree_control); in a container, a writable /sys/fs/cgroup"
+    )
     return Check("control groups", "warning", "; ".join(lacking), remedy)
 
 
@@ -195,13 +198,17 @@ def _host_store(directory: Path) -> Check:
         return Check("tmpfs", "fatal", f"{directory} cannot be written", "mount a tmpfs there, or choose --host-store")
     free = free_bytes(directory)
     remedy = f"mount -o remount,size=50% {directory}; in a container, --shm-size"
-    if _kind_of(directory) not in TMPFS:
-        return Check(
-            "tmpfs", "warning", f"{directory} is a {_kind_of(directory)}, not memory", "choose a tmpfs: --host-store"
-        )
+    if kind := kind_if_not_memory(directory):
+        return Check("tmpfs", "warning", f"{directory} is on a {kind}, not in memory", "choose a tmpfs: --host-store")
     if free < GIB:
         return Check("tmpfs", "warning", f"{directory} has space for {free >> 20} MiB of models", remedy)
     return Check("tmpfs", "ok", f"{directory} has space for {free >> 20} MiB of models")
+
+
+def kind_if_not_memory(directory: Path) -> str:
+    """Return the type of a directory's filesystem, unless that is in memory."""
+    kind = _kind_of(directory)
+    return "" if kind in TMPFS else kind
 
 
 def _kind_of(directory: Path) -> str:

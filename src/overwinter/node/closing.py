@@ -1,7 +1,8 @@
 """Closes and removes memory files in a thread.
 
-The kernel frees a file's memory when its last descriptor is closed or when it is removed, 3 to 7 GiB a second. A worker
-decides how much it has written to the buffers that it shares with the node, and a tenant how large its functions are.
+The kernel frees a file's memory when its last descriptor is closed or when it is removed, at 3 to 7 GiB a second. A
+worker determines how much it writes to the buffers that it shares with the node, and a tenant how large its functions
+are, so in the event loop one tenant could delay all others.
 """
 
 import os

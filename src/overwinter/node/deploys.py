@@ -9,10 +9,12 @@ from overwinter.core.errors import (
     AuthorError,
     CallerError,
     ConflictError,
+    ForbiddenError,
     HandlerError,
     NoSpaceError,
     NotFoundError,
     OverwinterError,
+    StoreError,
     TooLargeError,
     no_function,
 )
@@ -52,6 +54,7 @@ class Deploys:
         self._config = parts.config
         self._repository = parts.repository
         self._unneeded = parts.unneeded
+        self._faults = parts.faults
         self._hosts = parts.hosts
         self._registry = parts.registry
         self._calls = parts.calls
@@ -86,6 +89,10 @@ class Deploys:
 
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
         """Register and try a version; `counted` is called as soon as it counts as deployed."""
+        with suppress(NotFoundError):
+            # Before a check could name its pipelines.
+            if self.owner(manifest.name) != manifest.tenant:
+                raise ForbiddenError(f"function {manifest.name!r} belongs to another tenant: choose another name")
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         program, placed = await in_thread(self._check, manifest)
         await self._traffic.check_before_trial(manifest, self._versions_of)
@@ -196,7 +203,9 @@ class Deploys:
                 raise NotFoundError(f"function {name!r} was removed")
             await self._protect(name, version)
             removed = await completed(self._remove(name, version))
-        await self._unneeded.collect(removed)
+        # The versions are removed. What this does not collect, the periodic collection will.
+        with self._faults.contained("removing unneeded blocks"):
+            await self._unneeded.collect(removed)
 
     async def _remove(self, name: FunctionName, version: int | None) -> set[Address]:
         """Remove versions; return the blobs that they needed."""
@@ -255,12 +264,12 @@ class Deploys:
         return ""
 
     def restore(self) -> None:
-        """Tell the scheduler about every function in the repository, and restore the pipelines. In the host stores,
-        keep only the blocks of functions whose blocks are all there.
+        """Tell the scheduler about every function in the repository, and restore the pipelines. Entries that cannot be
+        read are logged, and stay. In the host stores, keep only the blocks of functions whose blocks are all there.
         """
         self._repository.forget_unproven()
-        deployments, memory_bytes = self._repository.deployments(), self._config.scheduler.memory_bytes
-        deployed = [DeployedFunction(deployment, memory_bytes) for deployment in deployments]
+        deployments = self._repository.deployments(self._log_skipped)
+        deployed = [DeployedFunction(each, self._config.scheduler.memory_bytes) for each in deployments]
         faults = {function.id: fault for function in deployed if (fault := self._restore_parts(function))}
         functions = [part for function in deployed for part in function.parts()]
         self._hosts.sweep(blobs_by_store(functions))
@@ -278,10 +287,14 @@ class Deploys:
             resident = self._registry.is_resident(function)
             self._post(Deployed(function.spec(), resident=resident, quarantined=quarantined))
         limited = {f"function {function.id}": function.deployment.limited for function in deployed}
-        limited |= {f"pipeline {name!r}": message for name, message in self._pipelines.restore().items()}
+        pipelines = self._pipelines.restore(self._log_skipped)
+        limited |= {f"pipeline {name!r}": message for name, message in pipelines.items()}
         for what, every in limited.items():
             for message in every:
                 self._log(f"{what}: {message}")
+
+    def _log_skipped(self, error: StoreError) -> None:
+        self._log(f"not served: {error}", level="error")
 
 
 def _check_run(manifest: Manifest) -> None:

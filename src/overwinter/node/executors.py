@@ -185,6 +185,9 @@ class Executors:
         if process is None:
             # The executor's exit is about to reach the scheduler.
             return
+        if process.preparing is not None and not process.warms_up:
+            # It waits for a hash, and no message that the run could interrupt was sent.
+            self._prepared(process, interrupted=True)
         if action.evict:
             self._processes.forks.send(process, Evict(action.evict))
         functions = [self._registry.functions[id_] for id_ in dict.fromkeys(action.functions or (action.function,))]

@@ -28,11 +28,11 @@ from overwinter.node.device_fit import Slice
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
 from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_positions
-from overwinter.worker.channel import PACKET_BYTES_MAX
+from overwinter.worker.channel import packet_bytes_max
 from overwinter.worker.messages import Bind, Load, Trial
 
-MESSAGE_BYTES_MAX = PACKET_BYTES_MAX - 1024
-"""The most bytes of the messages with which a worker starts. A zygote receives them in a slightly larger message."""
+ENVELOPE_BYTES = 1024
+"""What a zygote's message may have beside those with which a worker starts."""
 BUFFERS_BYTES = 512 << 20
 """The address space for all buffers of a worker. What they need beyond it is taken from that of private memory."""
 
@@ -283,10 +283,11 @@ class DeployedFunction:
     def check_messages(self) -> None:
         """Raise TooLargeError if a message to a zygote or a worker would be too large."""
         nbytes = len(msgspec.msgpack.encode((self.load_message(), self.bind_message(warm_up=True))))
-        if nbytes > MESSAGE_BYTES_MAX:
+        most = packet_bytes_max() - ENVELOPE_BYTES
+        if nbytes > most:
             raise TooLargeError(
                 f"the description of weights, assets, outputs and samples of {self.manifest.name!r} for a worker takes "
-                f"{nbytes} bytes; at most {MESSAGE_BYTES_MAX}: give it fewer of them, or shorter names"
+                f"{nbytes} bytes; at most {most}: give it fewer of them, or shorter names"
             )
 
     def load_message(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:

@@ -15,7 +15,7 @@ from pathlib import Path
 from overwinter.core.config import WORKERS_MOST
 from overwinter.core.devices import DeviceConfig, gpus_of
 from overwinter.core.errors import ConflictError
-from overwinter.node.cgroup_files import group_of, number_in
+from overwinter.node.cgroup_files import limiting_group, number_in
 from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL
 from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
@@ -91,7 +91,7 @@ def _tasks(log: Callable[[str], None]) -> Iterator[int]:
         if most is None:
             log(f"{path} does not report a limit of processes: {TASKS_USUAL} is assumed")
         yield most or TASKS_USUAL
-    yield from group_tasks(group_of("pids"), log)
+    yield from group_tasks(limiting_group("pids"), log)
     allowed = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     # If the node is root, workers have other users, and root has no such limit.
     if os.geteuid() != 0 and allowed != resource.RLIM_INFINITY:

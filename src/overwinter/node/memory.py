@@ -108,9 +108,15 @@ def excess_table_bytes(pid: int) -> int:
 
 
 def directory_memory(root: Path) -> dict[Address, FileMemory]:
-    """Return the files of a host store's directory by name, without drafts (names with a dot) and directories."""
-    found = {}
-    for entry in os.scandir(root):
+    """Return the files of a host store's directory by name, without drafts (names with a dot) and directories; none if
+    somebody has removed the directory.
+    """
+    found: dict[Address, FileMemory] = {}
+    try:
+        entries = list(os.scandir(root))
+    except FileNotFoundError:
+        return found
+    for entry in entries:
         if "." in entry.name or not entry.is_file(follow_symlinks=False):
             continue
         try:

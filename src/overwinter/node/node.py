@@ -149,7 +149,7 @@ class Node:
 
     async def unload(self, name: FunctionName, version: int | None) -> None:
         """Unload a version, or all with None: it releases its memory and answers no requests until it is loaded. Raises
-        NotFoundError, or ConflictError for a pipeline.
+        NotFoundError, or ConflictError for a pipeline or a version on trial.
         """
         if name in self._pipelines:
             raise ConflictError(f"{name!r} is a pipeline and holds no memory of its own: unload its functions")
@@ -161,6 +161,10 @@ class Node:
             if function is None:
                 # It was removed meanwhile.
                 continue
+            if function.on_trial:
+                if version is None:
+                    continue
+                raise ConflictError(f"{function.id} is on trial: wait for the end of its deploy, or remove it")
             *others, last = function.parts()
             self._unload([last])
             if function.program is None:

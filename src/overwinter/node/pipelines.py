@@ -3,9 +3,9 @@
 A new version of a function that would break a pipeline is refused, and so is the removal of a function that a pipeline
 needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
 
-What a check found must still be true when the change is made. So a new pipeline is protected from its check on, before
-it is stored. Deploys and removals of pipelines, removals of versions, promotions and splits, which wait for the disk,
-are made one at a time.
+What a check found must still be true when the change is made. So a new pipeline is protected as soon as it is checked,
+before it is stored. Deploys and removals of pipelines, removals of versions, promotions and splits, which wait for the
+disk, are made one at a time.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from functools import cached_property
 import msgspec
 
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError, OverloadedError
+from overwinter.core.errors import CallerError, ConflictError, NoSpaceError, NotFoundError, OverloadedError, StoreError
 from overwinter.core.function import Availability
 from overwinter.core.ids import FunctionName, Seconds, TenantId
 from overwinter.core.pipeline import SOURCES_MAX, HasSignature, Pipeline, Signature, Stage, check_pipeline, source_count
@@ -40,7 +40,7 @@ TENANT_SOURCES_MAX = 4 * SOURCES_MAX
 OPEN_STAGES_MAX = 2048
 """The most stages of all requests of a tenant to pipelines. They may end together, and each end takes some time."""
 INPUT_BYTES = 256
-"""An input of a stage takes as long as so many bytes of a request (`FairQueue`)."""
+"""In the `FairQueue`, each input of a stage counts as this many bytes of a request."""
 RETRY_AFTER_S = 1.0
 
 
@@ -185,13 +185,13 @@ class Pipelines:
 
     # Deploys and removals
 
-    def restore(self) -> dict[FunctionName, tuple[str, ...]]:
-        """Load the stored pipelines at the start; returns a note for each setting that exceeded the current bounds and
-        was limited to them, by pipeline.
+    def restore(self, skip: Callable[[StoreError], None]) -> dict[FunctionName, tuple[str, ...]]:
+        """Load the stored pipelines at the start. `skip` gets an error for each that cannot be read. Returns a note for
+        each setting that exceeded the current bounds and was limited to them, by pipeline.
         """
         self._known = {
             stored.pipeline.name: _Deployed(stored, Signatures(stored.pipeline, stored.tenant, self._functions))
-            for stored in self._repository.pipelines()
+            for stored in self._repository.pipelines(skip)
         }
         return {name: known.stored.limited for name, known in self._known.items()}
 
@@ -255,7 +255,7 @@ class Pipelines:
         """Raise NotFoundError if the name is that of a pipeline, where a function is needed."""
         if name in self._known:
             its = ", ".join(sorted({stage.function for stage in self.stages(name, None).values()}))
-            raise NotFoundError(f"{name!r} is a pipeline and no function; name one of its functions: {its}")
+            raise NotFoundError(f"{name!r} is a pipeline, not a function; name one of its functions: {its}")
 
     def __contains__(self, name: FunctionName) -> bool:
         return name in self._known
@@ -305,7 +305,8 @@ class Pipelines:
             if called != name or (version is not None and version not in gone):
                 return self._functions.view(called, version)
             if version is not None or default is None:
-                raise NotFoundError(f"its function {name!r} would be missing")
+                missing = f"function {name!r}" if version is None else f"version {version} of function {name!r}"
+                raise NotFoundError(f"its {missing} would be missing")
             return default
 
         if default is not None and not gone and self._has_tensors_of(name, default):

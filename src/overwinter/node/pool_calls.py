@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 
 from overwinter.core.actions import WARMEST_FIRST
 from overwinter.core.call import Call, Result
-from overwinter.core.errors import DeadlineError, OverloadedError, OverwinterError, WorkerError
+from overwinter.core.errors import MESSAGE_MAX, DeadlineError, OverloadedError, OverwinterError, WorkerError
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds, TenantId, WorkerId, whole_names
 from overwinter.core.tensor import Tensor, TensorMeta
 from overwinter.node import clock
-from overwinter.node.answers import MESSAGE_MAX, AnswerCheck, check_contents, copied_tensors, placed_bytes
+from overwinter.node.answers import AnswerCheck, check_contents, copied_tensors, placed_bytes
 from overwinter.node.calls import Calls, Payload
 from overwinter.node.copying import FAULTS, Copies
 from overwinter.node.faults import contain

@@ -46,14 +46,14 @@ class Preparing:
         return bool(self._waiting.get(tenant))
 
     def check(self) -> None:
-        """Stop idle zygotes that are too small or whose tenant has no functions; start compilations that are possible
-        now.
+        """Stop idle zygotes that are too small, failed to fork, or have a tenant without functions; start compilations
+        that are possible now.
         """
         tenants = self._registry.tenants()
         for tenant, zygote in list(self._zygotes.tenants.items()):
             # Ending one zygote may have shown that the base zygote has ended, and all others with it.
             there = self._zygotes.tenants.get(tenant) is zygote
-            if there and zygote.is_idle and (zygote.too_small or tenant not in tenants):
+            if there and zygote.is_idle and (zygote.too_small or zygote.fork_failed or tenant not in tenants):
                 self._zygotes.end(zygote)
         for tenant in list({**self._waiting, **self._unneeded}):
             if tenant in tenants:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from overwinter.core.actions import Run
-from overwinter.core.errors import ConflictError, OverwinterError
+from overwinter.core.errors import MESSAGE_MAX, ConflictError, OverwinterError
 from overwinter.core.events import Event, RunEnded, RunFailure, WorkerExited, WorkerReady
 from overwinter.core.ids import FunctionId, RequestId, RunId
 from overwinter.core.tensor import Tensor
-from overwinter.node.answers import MESSAGE_MAX, Placed, check_contents, copied_tensors, placed_bytes
+from overwinter.node.answers import Placed, check_contents, copied_tensors, placed_bytes
 from overwinter.node.calls import Payload
 from overwinter.node.contained import ContainedProcess, PendingRun
 from overwinter.node.copying import Copies

@@ -13,6 +13,7 @@ from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import HasSignature
 from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares, Versions, check_shares, default_of
+from overwinter.node.log import Log
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.registry import Registry
 from overwinter.store.manifest import Manifest
@@ -39,7 +40,8 @@ class TrafficSplits:
         """Divide the requests without a version among these versions; with no shares the newest gets all.
 
         Raises CallerError for invalid shares, NotFoundError for a missing version, ConflictError for the name of a
-        pipeline, for versions with different inputs or outputs, or if a pipeline would become invalid.
+        pipeline, for a version that answers no requests, for versions with different inputs or outputs, or if a
+        pipeline would become invalid.
         """
         check_shares(shares)
         if name in self._pipelines:
@@ -51,6 +53,12 @@ class TrafficSplits:
             if self._functions.view(name, None).tenant != tenant:
                 raise NotFoundError(f"function {name!r} was removed")
             views = {share.version: self._functions.view(name, share.version) for share in shares}
+            for view in views.values():
+                if view.state != "READY":
+                    raise ConflictError(
+                        f"version {view.version} of {name!r} answers no requests ({view.reason}): load it first "
+                        f"(`overwinter load {name}@{view.version}`)"
+                    )
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))
                 raise ConflictError(
@@ -84,9 +92,14 @@ class TrafficSplits:
         """Whether the newest version gets the requests that name none, now or after a change in progress."""
         return not (known.shares and self._coming.get(new.name, known.shares))
 
-    def restore(self) -> None:
-        """Post the stored shares to the scheduler, after its functions."""
+    def restore(self, log: Log) -> None:
+        """Post the stored shares to the scheduler, after its functions. Log those of versions that are not served."""
         for name, shares in self._stored.all().items():
+            absent = {share.version for share in shares} - set(self._functions.versions(name))
+            if absent:
+                which = " and ".join(map(str, sorted(absent)))
+                text = f"version {which} of {name!r} has a share of the requests and is not served: the newest gets all"
+                log(text, level="error")
             self._post(TrafficSet(name, shares))
 
 

@@ -70,8 +70,8 @@ class ZygoteProcess:
         self.unreported_exits: set[WorkerId] = set()
         """The workers whose exit the kernel reported before the zygote."""
         self.pending: dict[Pending, int] = {}
-        """The answers that it has yet to send, in their order. The oldest has the number of checks since the last
-        answer.
+        """The answers that it has yet to send, in the order of the requests, each with a number of checks: for the
+        oldest, those since its request or the zygote's last answer; for the others 0.
         """
         self.unused_checks = 0
         """The checks since it last had something to do."""
@@ -79,7 +79,7 @@ class ZygoteProcess:
         """Whether a worker larger than its limits was requested."""
         self.preparation_timed_out = False
         self.fork_failed = False
-        """Whether it is a tenant's zygote that failed to fork, and none of its workers has ended since that."""
+        """Whether it is a tenant's zygote that failed to fork, and none of its workers has ended since then."""
         self.channel: Channel[FromZygote]
         self.channel, self.far_end = connected(FromZygote, fds_max=1, names_sender=True)  # type: ignore[arg-type]
 
@@ -107,7 +107,7 @@ class ZygoteProcess:
         return all(each.is_ahead for each in self.workers.values()) and not self.pending.keys() - {"pong"}
 
     def kill(self) -> None:
-        """Kill it, if it has reported its start, and its workers."""
+        """Kill its workers, and the zygote itself if it has reported its start."""
         if self.pidfd is not None:
             kill(self.pidfd)
         for process in self.workers.values():

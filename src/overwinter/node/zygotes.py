@@ -14,8 +14,8 @@ from math import ceil
 from pathlib import Path
 from typing import Protocol
 
+from overwinter.core.errors import MESSAGE_MAX
 from overwinter.core.ids import TenantId, WorkerId
-from overwinter.node.answers import MESSAGE_MAX
 from overwinter.node.cgroups import Groups
 from overwinter.node.output import Outputs
 from overwinter.node.process_identity import is_smaps_of, open_child
@@ -141,7 +141,7 @@ class Zygotes:
 
     def _unused(self) -> ZygoteProcess | None:
         """Return a zygote that may be stopped for another, the least recently used."""
-        return next((zygote for zygote in self.tenants.values() if zygote.unused_checks >= UNUSED_CHECKS), None)
+        return next((one for one in self.tenants.values() if one.is_idle and one.unused_checks >= UNUSED_CHECKS), None)
 
     def begin(self, tenant: TenantId, limits: ForkLimits) -> ZygoteProcess | None:
         """Start a tenant's zygote; at the limit, first stop an unused one. None: the system or base zygote fails."""

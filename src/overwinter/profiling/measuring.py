@@ -44,8 +44,8 @@ class DisturbedError(Exception):
 
 
 def least_rows(program: Program) -> int:
-    """Return the rows of the smallest request that the program accepts."""
-    return max(1, program.dimensions.get(BATCH, (1, 1))[0])
+    """Return the rows of the smallest request that the program accepts with the other sizes of its example."""
+    return max(1, program.example.get(BATCH, 1))
 
 
 def batch_limit(program: Program) -> int:

@@ -135,7 +135,9 @@ class Profiler:
         if function is not None and function.profile is not None:
             key = function.profile_key
             correct = partial(with_points, points=correction.points, wake_s=correction.wake_s)
-            await self._spread(key, await asyncio.to_thread(self._put, key, function.profile, correct))
+            # The stored profile has the layers too.
+            first = await asyncio.to_thread(self.stored, function) or function.profile
+            await self._spread(key, await asyncio.to_thread(self._put, key, first, correct))
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))

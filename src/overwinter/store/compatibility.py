@@ -3,6 +3,7 @@
 A renamed setting gets its new name. A number outside today's bounds is replaced by the nearest bound, and reported.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,11 +12,13 @@ import msgspec
 from overwinter.core.bounds import Bounds, brought_within
 from overwinter.core.errors import CallerError
 from overwinter.core.function import SETTINGS_BOUNDS, TIME_BOUNDS
+from overwinter.core.ids import Address
 from overwinter.core.pipeline import Pipeline, decode_pipeline
 from overwinter.store.manifest import Manifest, decode_manifest
 
 Stored = TypeVar("Stored")
 
+_ADDRESS = re.compile(rb'"([0-9a-f]{64})"')
 RENAMED = {"max_bodies": "max_workers"}
 """The old names of settings in manifests, and the current ones."""
 
@@ -32,6 +35,11 @@ def stored_pipeline(data: bytes) -> tuple[Pipeline, tuple[str, ...]]:
     raise CallerError if it is invalid otherwise.
     """
     return _stored(decode_pipeline, data, TIME_BOUNDS)
+
+
+def addresses_in(data: bytes) -> tuple[Address, ...]:
+    """Return everything that looks like an address of a blob in a manifest that cannot be decoded."""
+    return tuple(Address(found.decode()) for found in _ADDRESS.findall(data))
 
 
 def _stored(

@@ -13,6 +13,7 @@ until `verify` has hashed them, which must happen before descriptors are passed 
 threads may use it concurrently.
 """
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -94,6 +95,7 @@ class HostStore:
         self._repository = repository
         self._resident: dict[Address, int] = {}
         self._claimed: dict[Address, int] = {}
+        """The bytes of each block that are still to be copied."""
         self._collapsed: set[Address] = set()
         self._unverified: set[Address] = set()
         self._removals = removals or Removals()
@@ -204,6 +206,7 @@ class HostStore:
         kept: dict[Address, int] = {}
         files = nbytes = 0
         with self._changed, disk_errors("sweep", self.root):
+            self._make_directory()
             for entry in [entry for entry in os.scandir(self.root) if not entry.is_dir(follow_symlinks=False)]:
                 size = entry.stat(follow_symlinks=False).st_size
                 address = Address(entry.name)
@@ -255,7 +258,10 @@ class HostStore:
         with self._changed:
             if not self._is_file_of(address, descriptor):
                 raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
-            self.verification.damaged_memory += self.drop([address]) > 0
+            self.verification.damaged_memory += self.begin_drop([address]) > 0
+        # Without the lock, for which a thread waits that removes other files.
+        with disk_errors("drop blocks", self.root):
+            self._removals.remove([self._path(address)])
 
     def _is_file_of(self, address: Address, descriptor: int) -> bool:
         """Whether the descriptor refers to the file at the address; also True if another process removed that file."""
@@ -320,7 +326,8 @@ class HostStore:
             for address, nbytes in mine.items():
                 self._copy(address, nbytes, pause)
                 with self._changed:
-                    self._resident[address] = self._claimed.pop(address)
+                    self._resident[address] = nbytes
+                    del self._claimed[address]
                     claimed.remove(address)
         finally:
             with self._changed:
@@ -330,7 +337,9 @@ class HostStore:
         return sum(mine.values())
 
     def _copy(self, address: Address, nbytes: int, pause: Callable[[], None]) -> None:
+        self._make_directory()
         for _ in range(MAX_READS):
+            self._claimed[address] = nbytes
             with Draft(self.root, address) as draft:
                 self._fill(draft, address, nbytes, pause)
                 if draft.digest == address and draft.nbytes == nbytes:
@@ -344,6 +353,13 @@ class HostStore:
             f"the repository finds it intact: the manifest gives a wrong size, or memory or disk are failing"
         )
 
+    def _make_directory(self) -> None:
+        """Create the directory again if somebody removed it with all blocks, as systemd may do when the user logs out
+        (RemoveIPC). That of a dedicated store lies in that of the shared one, which is as private.
+        """
+        for directory in (self.root.parent, self.root):
+            private_directory(directory)
+
     def _fill(self, draft: Draft, address: Address, nbytes: int, pause: Callable[[], None]) -> None:
         descriptor = self._repository.open(address)
         try:
@@ -351,8 +367,13 @@ class HostStore:
                 draft.write(chunk)
                 if draft.nbytes > nbytes:
                     return
+                # The tmpfs counts what was written as used.
+                self._claimed[address] = nbytes - draft.nbytes
                 pause()
         except OSError as error:
+            if error.errno == errno.EIO and self._repository.set_aside(address):
+                self.verification.damaged_disk += 1
+                raise damaged(address) from error
             raise StoreError(f"cannot read block {address} from the repository: {error.strerror}") from error
         finally:
             os.close(descriptor)

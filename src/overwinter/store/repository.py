@@ -16,11 +16,13 @@ deploy in progress loses no block that it renewed within that time. Threads and 
 concurrently.
 """
 
+import errno
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -32,7 +34,7 @@ from overwinter.core.tensor import Buffer
 from overwinter.store.blocks import LENGTH_BYTES, address_of, check_address, layout_bytes, parse_layout
 from overwinter.store.catalog import Catalog, Row
 from overwinter.store.collection import Collected, Collector, Need
-from overwinter.store.compatibility import stored_manifest, stored_pipeline
+from overwinter.store.compatibility import addresses_in, stored_manifest, stored_pipeline
 from overwinter.store.disk import disk_errors, private_directory
 from overwinter.store.holdings import Holdings
 from overwinter.store.locking import Lock
@@ -40,12 +42,17 @@ from overwinter.store.manifest import Deployment, Manifest, decode_manifest, enc
 from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
 from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
-from overwinter.store.sealing import Draft, digest_of
+from overwinter.store.sealing import Draft, is_intact, read_chunks
 from overwinter.store.traffic import StoredTraffic
 from overwinter.store.uploads import UNBOUNDED, DiskBounds, Upload, UploadSpace, UploadTotals
 
 NAMED_AT_MOST = 3
 """The most blocks that an error message lists."""
+T = TypeVar("T")
+
+
+def _raise(error: StoreError) -> None:
+    raise error
 
 
 class StoredPipeline(msgspec.Struct, frozen=True):
@@ -137,7 +144,12 @@ class Repository:
     def read(self, address: Address) -> bytes:
         """Read a whole blob, verified; raise StoreError if it does not exist or is damaged."""
         with open(self.open(address), "rb") as file, disk_errors(f"read block {address}", self._blocks):
-            data = file.read()
+            try:
+                data = b"".join(map(bytes, read_chunks(file.fileno())))
+            except OSError as error:
+                if error.errno != errno.EIO or not self.set_aside(address):
+                    raise
+                raise damaged(address) from error
         if address_of(data) == address:
             return data
         if self.set_aside(address):
@@ -156,7 +168,7 @@ class Repository:
                 return True
             with file:
                 # Hash without the lock, because a large block takes seconds.
-                if digest_of(file.fileno()) == address:
+                if is_intact(file.fileno(), address):
                     return False
                 self._move_aside(path, file.fileno(), address)
             return True
@@ -258,9 +270,11 @@ class Repository:
         """
         return _deployment(self._catalog.get(name, version))
 
-    def deployments(self) -> list[Deployment]:
-        """All versions that have passed their trial, by name and number."""
-        return [_deployment(row) for row in self._catalog.rows()]
+    def deployments(self, skip: Callable[[StoreError], None] = _raise) -> list[Deployment]:
+        """Return all versions that have passed their trial, by name and number. `skip` gets an error for each whose
+        entry cannot be read; by default it is raised.
+        """
+        return list(_readable(_deployment, self._catalog.rows(), skip))
 
     def collect(self, now: float, grace_s: float, only: Collection[Address] | None = None) -> Collected:
         """Remove blocks that no function needs and that were not renewed for `grace_s` before `now`, and drafts and
@@ -275,7 +289,12 @@ class Repository:
         return Collected(blocks.files + others.files, blocks.nbytes + others.nbytes)
 
     def _need(self, name: FunctionName, version: int) -> Need:
-        manifest = self.deployment(name, version).manifest
+        row = self._catalog.get(name, version)
+        try:
+            manifest = _deployment(row).manifest
+        except StoreError:
+            # A version of Overwinter that can read the entry will need these.
+            return Need(row.tenant, addresses_in(row.manifest))
         return Need(manifest.tenant, tuple(blob.address for blob in manifest.blobs()))
 
     # Pipelines
@@ -294,9 +313,9 @@ class Repository:
         with self.reserve.released():
             self._catalog.remove_pipeline(name)
 
-    def pipelines(self) -> list[StoredPipeline]:
-        """All pipelines, by name."""
-        return [_pipeline(row) for row in self._catalog.pipelines()]
+    def pipelines(self, skip: Callable[[StoreError], None] = _raise) -> list[StoredPipeline]:
+        """Return all pipelines, by name; `skip` as for `deployments`."""
+        return list(_readable(_pipeline, self._catalog.pipelines(), skip))
 
     # Profiles
 
@@ -345,11 +364,26 @@ def damaged(address: Address) -> StoreError:
     )
 
 
+def _readable(read: Callable[[Row], T], rows: Iterable[Row], skip: Callable[[StoreError], None]) -> Iterator[T]:
+    for row in rows:
+        try:
+            yield read(row)
+        except StoreError as error:
+            skip(error)
+
+
+def _unreadable(what: str, error: CallerError) -> str:
+    return (
+        f"the catalog's entry of {what} cannot be read by this version of Overwinter: {error}: start a newer version, "
+        "or deploy it again"
+    )
+
+
 def _deployment(row: Row) -> Deployment:
     try:
         manifest, limited = stored_manifest(row.manifest)
     except CallerError as error:
-        raise StoreError(f"the catalog's entry of {row.name}@{row.version} is damaged: {error}; remove it") from error
+        raise StoreError(_unreadable(f"{row.name}@{row.version}", error)) from error
     return Deployment(row.name, row.version, manifest, row.created, limited)
 
 
@@ -357,5 +391,5 @@ def _pipeline(row: Row) -> StoredPipeline:
     try:
         pipeline, limited = stored_pipeline(row.manifest)
     except CallerError as error:
-        raise StoreError(f"the catalog's entry of pipeline {row.name!r} is damaged: {error}; remove it") from error
+        raise StoreError(_unreadable(f"pipeline {row.name!r}", error)) from error
     return StoredPipeline(row.version, pipeline, row.created, row.tenant, limited)

@@ -8,6 +8,7 @@ byte was written, and the digest was computed while writing. So a file under an 
 crash, and two writers of one block replace each other's file with an equal one.
 """
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,16 @@ def digest_of(descriptor: int) -> Address:
     for chunk in read_chunks(descriptor):
         hasher.update(chunk)
     return Address(hasher.hexdigest())
+
+
+def is_intact(descriptor: int, address: Address) -> bool:
+    """Whether the rest of a file has this address. Some file systems report damaged bytes as EIO."""
+    try:
+        return digest_of(descriptor) == address
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return False
+        raise
 
 
 class Draft:

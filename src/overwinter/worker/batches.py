@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
-from overwinter.core.errors import OverwinterError
+from overwinter.core.errors import MESSAGE_MAX, OverwinterError
 from overwinter.core.ids import RunId
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
 from overwinter.worker.messages import Answer, Failure, Outputs, RunBatch
 from overwinter.worker.runner import Outcome, Runner, answer
 from overwinter.worker.values import encode_outputs, read_requests
+
+MESSAGES_MAX = 64 << 10
+"""The most characters of all errors in an answer. With up to four bytes each they fit in a packet of most systems."""
 
 
 def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]) -> Answer:
@@ -20,7 +23,7 @@ def run_batch(message: RunBatch, slot: Slot, runners: Sequence[Runner | Failure]
         return _packed(message.run, outcomes, slot.outputs)
     except Exception as error:  # noqa: BLE001 - the boundary to the function's own code: the process continues
         failure = Failure("WorkerError", f"{type(error).__name__}: {error}")
-        return Answer(message.run, (failure,) * len(message.requests))
+        return Answer(message.run, shortened((failure,) * len(message.requests)))
 
 
 def unbound_failure(function: str) -> Failure:
@@ -50,4 +53,11 @@ def _packed(run: RunId, outcomes: list[Outcome], buffer: SharedBuffer) -> Answer
             continue
         filled += nbytes
         packed.append(Outputs(tuple(encoded.meta for encoded in sent)))
-    return Answer(run, tuple(packed))
+    return Answer(run, shortened(packed))
+
+
+def shortened(outcomes: Sequence[Outputs | Failure]) -> tuple[Outputs | Failure, ...]:
+    """Return the outcomes of a run, with errors that fit together in one message."""
+    lengths = [min(MESSAGE_MAX, len(each.message)) for each in outcomes if isinstance(each, Failure)]
+    most = MESSAGE_MAX if sum(lengths) <= MESSAGES_MAX else MESSAGES_MAX // len(lengths)
+    return tuple(Failure(each.error, each.message[:most]) if isinstance(each, Failure) else each for each in outcomes)

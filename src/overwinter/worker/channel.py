@@ -19,6 +19,10 @@ FDS_A_PACKET = 200
 MORE = b"+"
 """The content of a packet that only carries such descriptors."""
 FDS_MAX = 1 << 16
+_SO_SNDBUFFORCE = 32
+"""The socket option by which root exceeds `net.core.wmem_max`."""
+PACKET_OVERHEAD_BYTES = 32
+"""What the kernel keeps of a send buffer beside a packet."""
 _CREDENTIALS = struct.Struct("iII")
 """The process, user and group of the sender of a packet."""
 
@@ -30,11 +34,26 @@ class ChannelClosedError(Exception):
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Create two connected ends, for messages of up to PACKET_BYTES_MAX if the kernel allows it."""
+    """Create two connected ends, for messages of up to `packet_bytes_max`."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX)
+        try:
+            end.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, PACKET_BYTES_MAX)
+        except PermissionError:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES_MAX)
     return ends
+
+
+def packet_bytes_max() -> int:
+    """Return the size of the largest packet that this system sends: for an ordinary user, `net.core.wmem_max` bounds
+    it.
+    """
+    ends = pair()
+    try:
+        return min(PACKET_BYTES_MAX, ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - PACKET_OVERHEAD_BYTES)
+    finally:
+        for end in ends:
+            end.close()
 
 
 class Channel(Generic[In]):

@@ -16,7 +16,14 @@ import torch
 from msgspec import structs
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.errors import CallerError, NoSpaceError, OverwinterError, ProgramError, WorkerError
+from overwinter.core.errors import (
+    MESSAGE_MAX,
+    ActivationsError,
+    NoSpaceError,
+    OverwinterError,
+    ProgramError,
+    WorkerError,
+)
 from overwinter.core.ids import Address
 from overwinter.device import swap
 from overwinter.device.activations import Activations
@@ -26,7 +33,7 @@ from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
 from overwinter.model.program import decode_program, encode_program
 from overwinter.model.slicing import Slicer
-from overwinter.worker.batches import run_batch, unbound_failure
+from overwinter.worker.batches import run_batch, shortened, unbound_failure
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError, close_all
 from overwinter.worker.inbox import Inbox
@@ -107,13 +114,13 @@ class _SwappedFunction:
         self.moved_bytes, self.peer_bytes, self.unplaced = 0, 0, False
 
     def run(self, _: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Run the program over the weights on the device. Raises CallerError if the device has too little memory for
-        such inputs, and the errors of `swap.run`.
+        """Run the program over the weights on the device. Raises ActivationsError if the device has too little memory
+        for such inputs, and the errors of `swap.run`.
         """
         shapes = [list(tensor.shape) for tensor in inputs]
         if not self.admits(shapes):
             needed, own = self._program.activations.nbytes(shapes), self._own
-            raise CallerError(
+            raise ActivationsError(
                 f"{self._function.name} needs {needed} bytes for what it computes from inputs of shapes {shapes}, and "
                 f"{own.device.name} has {own.activation_bytes}: send less at once, or serve with more "
                 "--device-activations"
@@ -269,7 +276,9 @@ class Executor:
         who, device = ", ".join(dict.fromkeys(functions)), self._own.device.name
         text = f"device {device} failed while it ran {who}, and its executor is replaced: {fault}"
         sys.stderr.write(f"overwinter executor: {text}\n")
-        return structs.replace(answer, outcomes=(Failure("WorkerError", text),) * len(answer.outcomes), fault=fault)
+        return structs.replace(
+            answer, outcomes=shortened((Failure("WorkerError", text),) * len(answer.outcomes)), fault=fault
+        )
 
     def _warm_up(self, function: str) -> bool:
         """Warm up a function that was handed over; return whether a message interrupted it. An error is no reason to
@@ -296,7 +305,8 @@ class Executor:
             self._functions[name] = self._member(message, fds)
         except Exception as error:  # noqa: BLE001 - the boundary to an untested program
             kind = type(error).__name__ if isinstance(error, OverwinterError) else "ProgramError"
-            failure = self._functions[name] = Failure(kind, f"{name} cannot run on {self._own.device.name}: {error}")
+            why = f"{name} cannot run on {self._own.device.name}: {error}"[:MESSAGE_MAX]
+            failure = self._functions[name] = Failure(kind, why)
             self._channel.send(BindFailed(name, failure.error, failure.message))
         finally:
             close_all(fds)
@@ -307,6 +317,9 @@ class Executor:
         if program is None:
             content = _slice_of(read_program(fds[0], load.program_bytes, load.program), load.calls)
             program = _Program(content, self._own, message.run_s)
+            if load.calls is not None:
+                # Between slices the rows may be in another order than the requests, as where a model sorts them.
+                program.prepared.joinable = False
             self._programs[load.program, load.calls] = program
         program.activations.learn(message.private_bytes)
         taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))

@@ -18,7 +18,7 @@ from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.pool_calls import PoolCalls, is_sendable
 from overwinter.worker.runner import Compiled, Prepared, Runner
-from overwinter.worker.trial import check_samples, check_size, generated_warning
+from overwinter.worker.trial import check_samples, check_size, generated_warning, run_on_zeros
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, read_program, weight_tensors
 
@@ -98,13 +98,15 @@ class Family:
         return Handler(code, assets, lambda name, make: self._assets.read(name, addresses[name], make))
 
     def _run_trial(self, runner: Runner, trial: Trial, fds: Sequence[int]) -> str:
+        warning = ""
         if trial.warm_up:
-            output_bytes = runner.warm_up()
+            output_bytes, warning = run_on_zeros(runner)
             if self._code is None:
                 check_size(runner, output_bytes)
         if trial.samples:
             check_samples(runner, read_requests(SharedBuffer.open(fds[-1]), trial.samples))
-        return generated_warning(runner, self._load.inputs) if trial.generated else ""
+            return ""
+        return generated_warning(runner, self._load.inputs) if trial.generated else warning
 
     def drop(self, function: str) -> None:
         """Unbind a function; its runs in progress are completed."""

@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from msgspec import structs
 
-from overwinter.core.errors import OverwinterError, WorkerError
+from overwinter.core.errors import MESSAGE_MAX, OverwinterError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.worker.batches import run_batch, unbound_failure
 from overwinter.worker.buffer import Slot
@@ -228,7 +228,7 @@ class Worker:
             self._channel.send(LoadFailed(*_fault(bind.function, error)))
             return False
         self._family = family
-        self._channel.send(Ready(warning))
+        self._channel.send(Ready(warning[:MESSAGE_MAX]))
         return True
 
     def _bind(self, function: str, finish: Callable[[], str]) -> Bound | BindFailed:
@@ -292,4 +292,4 @@ def _fault(function: str, error: Exception) -> tuple[str, str]:
             f"there is too little memory to load {function} ({message}): raise memory_mib, or load less; if the "
             "machine lacks memory, unload other functions"
         )
-    return kind, message
+    return kind, message[:MESSAGE_MAX]

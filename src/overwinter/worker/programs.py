@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from overwinter.core.errors import OverwinterError
 from overwinter.core.ids import Address
+from overwinter.worker.channel import close_all
 from overwinter.worker.family import Family
 from overwinter.worker.heap import release_heap
 from overwinter.worker.messages import Prepare
@@ -56,7 +57,11 @@ class Programs(Mapping[Address, Prepared]):
         release_heap()
 
     def _warmed_up(self, message: Prepare, fds: list[int]) -> Prepared:
-        family = Family(message.load, fds[:1], self)
+        try:
+            family = Family(message.load, fds[:1], self)
+        except BaseException:
+            close_all(fds[1:])
+            raise
         family.take(message.bind, fds[1:])()
         runner = family.runner(message.bind.function)
         assert runner is not None, "it was bound just now"

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from overwinter.core.errors import CallerError, HandlerError, OverwinterError
+from overwinter.core.errors import ActivationsError, CallerError, HandlerError, OverwinterError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.compile import compile_program, value_checks
 from overwinter.model.declared_outputs import DeclaredOutputs
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 OPERATOR_ERRORS = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeError)
 """The exceptions that operators raise for inputs on which they cannot run."""
-ONE_REQUEST_ERRORS = {CallerError.__name__, HandlerError.__name__}
+ONE_REQUEST_ERRORS = {CallerError.__name__, HandlerError.__name__, ActivationsError.__name__}
 """The errors of a batch that a single one of its requests may have caused."""
 
 
@@ -99,8 +99,8 @@ class Runner:
 
     def example_sizes(self, batch: int | None = None) -> dict[str, int]:
         """Return each dynamic size of the program at its export, with the smallest batch by default."""
-        low, _ = self.program.dimensions.get(BATCH, (1, 1))
-        return {**self.program.example, BATCH: batch or low}
+        # The example has the smallest batch only if the program accepts it with the other sizes of the example.
+        return {**self.program.example, BATCH: batch or self.program.example.get(BATCH, 1)}
 
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
         """Return zeros of the program's example sizes, with the smallest batch by default."""
@@ -141,7 +141,11 @@ class Runner:
                 raise CallerError(f"input {spec.name!r} of {self.function} must be {spec.datatype}, not {value.dtype}")
             tensors.append(value)
         self._check_sizes(tensors)
-        return tensors
+        try:
+            # An export assumes contiguous inputs, and leaves out the model's own contiguous().
+            return [tensor.contiguous() for tensor in tensors]
+        except RuntimeError as error:
+            raise CallerError(f"the inputs of {self.function} cannot be copied: {error}") from error
 
     def _check_sizes(self, tensors: list[torch.Tensor]) -> None:
         """Raise CallerError unless every size is within the range of the export: outside, outputs may be wrong."""

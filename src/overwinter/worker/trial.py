@@ -15,9 +15,11 @@ import torch
 
 from overwinter.core.errors import HandlerError, error_named
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, TensorSpec
+from overwinter.model.operators import FAIL_FOR_SOME_VALUES
 from overwinter.model.structure import BATCH
 from overwinter.worker.messages import Failure
-from overwinter.worker.runner import NamedValues, Runner
+from overwinter.worker.runner import OPERATOR_ERRORS, NamedValues, Runner
+from overwinter.worker.shortage import lacks_memory
 from overwinter.worker.values import TORCH_DTYPES, Value, encode_outputs
 
 GENERATED_S = 20
@@ -27,6 +29,22 @@ SAMPLES_S = 60
 learn the reason.
 """
 TEXT = b"a few words"
+
+
+def run_on_zeros(runner: Runner) -> tuple[int, str]:
+    """Run the program once on zeros. Returns the bytes of its outputs, or a warning for the author if it fails and has
+    operators that fail for some values, because it may still answer real requests. Raises any other error.
+    """
+    try:
+        return runner.warm_up(), ""
+    except OPERATOR_ERRORS as error:
+        if lacks_memory(error) or not any(call.operator in FAIL_FOR_SOME_VALUES for call in runner.program.calls):
+            raise
+        why = f"{type(error).__name__}: {error}".rstrip(".")
+        return 0, (
+            f"the program of {runner.function} fails on zeros: {why}. It may still answer real requests: to be sure, "
+            "give one with --sample NAME=VALUE, or samples=[{...}] in Python"
+        )
 
 
 def check_size(runner: Runner, output_bytes: int) -> None:
@@ -41,7 +59,7 @@ def check_size(runner: Runner, output_bytes: int) -> None:
 
 
 def check_samples(runner: Runner, samples: list[NamedValues]) -> None:
-    """Answer every sample; raise why one cannot be answered."""
+    """Answer every sample; if one cannot be answered, raise an error that says why."""
     with _interrupted_after(SAMPLES_S):
         for number, sample in enumerate(samples, 1):
             failure = _failure(runner, sample)
@@ -87,9 +105,7 @@ def _generated(runner: Runner, inputs: tuple[TensorSpec, ...]) -> NamedValues:
 
 @contextmanager
 def _interrupted_after(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in the context after `seconds`, as soon as Python code runs. Works only in a process's first
-    thread.
-    """
+    """Raise TimeoutError in the context after `seconds`, as soon as Python code runs. Works only in the main thread."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"it took more than {seconds} s")
