@@ -72,9 +72,10 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        is_foreign = error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror)
-        remedy = "choose another --port, and for a second node another --data"
-        remedy = "give an address of this machine with --host" if is_foreign else remedy
+        if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+            remedy = "give an address of this machine with --host"
+        else:
+            remedy = "choose another --port, and for a second node another --data"
         raise ConflictError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     listener.listen(1024)
     listener.setblocking(False)
