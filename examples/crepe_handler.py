@@ -2,6 +2,8 @@
 
 import torch
 
+from overwinter.core.errors import CallerError
+
 INPUTS = [{"name": "audio", "datatype": "FP32", "shape": ["batch", "samples"]}]
 OUTPUTS = [
     {"name": "pitch", "datatype": "FP32", "shape": ["batch", "frames"]},
@@ -23,7 +25,7 @@ def preprocess(inputs: dict[str, torch.Tensor], state: object) -> dict[str, torc
     audio = inputs["audio"]
     count = audio.shape[1] // FRAME
     if count == 0:
-        raise ValueError(f"audio has {audio.shape[1]} samples; a pitch needs at least {FRAME}")
+        raise CallerError(f"audio has {audio.shape[1]} samples; a pitch needs at least {FRAME}")
     frames = audio[:, : count * FRAME].reshape(-1, FRAME)
     frames = frames - frames.mean(1, keepdim=True)
     return {"frames": frames / frames.std(1, keepdim=True).clamp(min=1e-10)}

@@ -31,7 +31,10 @@ def preprocess(inputs: dict[str, list[bytes]], state: Tokenizer) -> dict[str, to
     if not inputs["text"]:
         raise CallerError("input 'text' is empty")
     # Encode one by one: a batch would start threads, which a sandbox may not allow.
-    tokens = [torch.tensor(state.encode(sentence.decode()).ids) for sentence in inputs["text"]]
+    try:
+        tokens = [torch.tensor(state.encode(sentence.decode()).ids) for sentence in inputs["text"]]
+    except UnicodeDecodeError as error:
+        raise CallerError(f"input 'text' is not UTF-8: {error}") from error
     masks = [torch.ones_like(ids) for ids in tokens]
     return {
         "input_ids": pad_sequence(tokens, batch_first=True),

@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
+from overwinter.core.errors import CallerError
+
 INPUTS = [{"name": "text", "datatype": "BYTES", "shape": ["batch"]}]
 OUTPUTS = [
     {"name": "label", "datatype": "BYTES", "shape": ["batch"]},
@@ -42,8 +44,13 @@ def setup(assets: dict[str, Any]) -> State:
 
 def preprocess(inputs: dict[str, list[bytes]], state: State) -> dict[str, torch.Tensor]:
     """Convert text [batch] to token ids and mask, each [batch, longest sentence]."""
+    if not inputs["text"]:
+        raise CallerError("input 'text' is empty")
     # Encode one by one: a batch would start threads, which a sandbox may not allow.
-    tokens = [torch.tensor(state.tokenizer.encode(sentence.decode()).ids) for sentence in inputs["text"]]
+    try:
+        tokens = [torch.tensor(state.tokenizer.encode(sentence.decode()).ids) for sentence in inputs["text"]]
+    except UnicodeDecodeError as error:
+        raise CallerError(f"input 'text' is not UTF-8: {error}") from error
     masks = [torch.ones_like(ids) for ids in tokens]
     return {
         "input_ids": pad_sequence(tokens, batch_first=True),

@@ -123,3 +123,9 @@ def test_only_truth_values_become_bools(value: object) -> None:
 @pytest.mark.parametrize(("value", "data"), [([True, False], b"\x01\x00"), ([0, 1], b"\x00\x01"), (False, b"\x00")])
 def test_truth_values_and_their_numbers_become_bools(value: object, data: bytes) -> None:
     assert bytes(listed(value, "BOOL").data) == data
+
+
+def test_a_torch_tensor_whose_negation_is_put_off() -> None:
+    value = torch.tensor([1 + 2j]).conj().imag
+    assert value.is_neg()
+    assert from_tensor(to_tensor("x", value, no_spec)).tolist() == [-2.0]

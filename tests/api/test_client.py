@@ -3,6 +3,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 
+import httpx
 import numpy
 import pytest
 import torch
@@ -15,6 +16,7 @@ from overwinter.core.errors import (
     MachineError,
     NotFoundError,
     OverloadedError,
+    RateError,
     TooLargeError,
 )
 from overwinter.store.blocks import address_of
@@ -152,3 +154,28 @@ def test_somebody_else_there(answer: bytes, words: str) -> None:
         with Client(url) as client, pytest.raises(MachineError, match=words):
             client.functions()
         answering.join()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://::1:8000", "http://localhost:8OOO", "http://node.example:${PORT}", f"http://{'a' * 64}:8000"]
+)
+def test_an_invalid_address_is_named(url: str) -> None:
+    with pytest.raises(CallerError, match="is not an address"):
+        Client(url)
+
+
+def test_a_rate_that_allows_the_request_only_after_the_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("overwinter.api.client.time.sleep", slept.append)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"inputs": [{"name": "x", "datatype": "FP32", "shape": [1]}]})
+        return httpx.Response(429, json={"error": "too many"}, headers={"retry-after": "30"})
+
+    with Client() as client:
+        client._http = httpx.Client(base_url="http://node", transport=httpx.MockTransport(answer))
+        for wait_s, sleeps in ((10.0, []), (60.0, [30.0])):
+            with pytest.raises(RateError):
+                client.infer("f", {"x": [1.0]}, wait_s=wait_s)
+            assert slept == sleeps

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from overwinter.api.client import RegisteredVersion
-from overwinter.api.deployer import Package, package
-from overwinter.core.errors import ConflictError, ProgramError
+from overwinter.api.deployer import Package, deploy, package
+from overwinter.core.errors import CallerError, ConflictError, ProgramError
 from overwinter.core.function import Settings
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
@@ -103,3 +103,9 @@ def test_the_comparison_is_recorded_in_the_manifest():
     alone = package("f", *agreed(Centred())).manifest
     assert alone.settings.max_batch == 1
     assert "'output'" in alone.agreement.batching.obstacle
+
+
+def test_a_handler_that_is_not_utf_8_is_refused_by_name(tmp_path):
+    (tmp_path / "handler.py").write_bytes(b"# \xff")
+    with pytest.raises(CallerError, match=r"handler\.py"):
+        deploy(Doubled(), (torch.zeros(2, 2),), name="f", handler=tmp_path / "handler.py")

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from overwinter.api.client import GRACE_S, Client
+from overwinter.core.errors import NotFoundError
 from tests.cli.conftest import Run, Serving
 
 
@@ -254,3 +255,17 @@ def read_until(screen: int, words: str) -> str:
     while words.encode() not in shown:
         shown += os.read(screen, 4096)
     return shown.decode()
+
+
+def test_rm_removes_a_function_whose_only_version_is_on_trial(local: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[tuple[str, int | None]] = []
+
+    def function(client: Client, name: str, version: int | None = None) -> dict[str, object]:
+        raise NotFoundError(f"no function {name!r} here")
+
+    monkeypatch.setattr(Client, "function", function)
+    monkeypatch.setattr(Client, "functions", lambda client: [{"name": "tried", "version": 1}])
+    monkeypatch.setattr(Client, "remove", lambda client, *which: removed.append(which))
+    local("rm", "tried", "--yes")
+    assert "no function 'absent'" in local("rm", "absent", "--yes", exit_code=1).output
+    assert removed == [("tried", None)]

@@ -4,6 +4,7 @@ import msgspec
 import torch
 
 from overwinter.device.activations import SCRATCH_FACTOR, Activations
+from overwinter.device.null import NullProgram
 from overwinter.model.export import export
 
 WIDTH = 1 << 16
@@ -55,3 +56,21 @@ def test_sizes_that_no_float_holds_need_more_than_any_device_has():
     found = Activations(msgspec.structs.replace(program, inputs=(large,)))
     assert found.least_bytes() >= 1 << 60
     assert found.nbytes([(ROWS, *[1 << 40] * 63)]) >= 1 << 60
+
+
+class AtLeast64(torch.nn.Module):
+    """The smallest request with the other sizes of the example has several rows."""
+
+    def forward(self, x):
+        torch._check(x.shape[0] * x.shape[1] >= 64)
+        return {"y": (x * 2 + 1).relu().sum(dim=2)}
+
+
+def test_a_measured_request_has_the_least_rows_that_the_program_takes():
+    example = torch.zeros(8, 16, WIDTH >> 3)
+    program = export(AtLeast64(), {"x": example}, {"x": {0: "batch", 1: "sequence"}}).program
+    found = Activations(program)
+    few, many = (found.nbytes([(rows, *example.shape[1:])]) / SCRATCH_FACTOR for rows in (8, 512))
+    found.learn({1: int(few), 64: int(many)})
+    assert abs(found.nbytes([example.shape]) - few) <= 1
+    assert NullProgram(program, {1: 0.01, 2: 0.02})._seconds([example]) == 0.01

@@ -15,6 +15,7 @@ for needed in ("numpy", "safetensors", "tokenizers", "PIL"):
 from examples import crepe, crepe_handler, minilm, minilm_handler, mtcnn, mtcnn_cascade, variants, variants_handler  # noqa: E402
 from examples.pictures import astronaut  # noqa: E402
 from examples.weights import INSTALL, MissingWeightsError, main, weights_missing, weights_path, weights_present  # noqa: E402
+from overwinter.core.errors import CallerError  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     bool(weights_missing()), reason=f"packages with weights are not installed: {weights_missing()}: {INSTALL}"
@@ -112,7 +113,7 @@ def test_crepe_hears_a_tone(hertz):
 
 
 def test_crepe_refuses_less_than_a_frame():
-    with pytest.raises(ValueError, match="1000 samples"):
+    with pytest.raises(CallerError, match="1000 samples"):
         crepe_handler.preprocess({"audio": torch.zeros(1, 1000)}, None)
 
 
@@ -188,3 +189,13 @@ def _resize(tensor: torch.Tensor, dynamic: dict[int, str], count: int, more: int
         size = count if axis == 0 else tensor.shape[axis] + more
         tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
     return tensor
+
+
+def test_the_handlers_refuse_what_they_cannot_read():
+    variant = variants_handler.setup(
+        {name: variants_handler.read_asset(name, data) for name, data in variants.assets(0).items()}
+    )
+    for handler, state in ((variants_handler, variant), (minilm_handler, variant.tokenizer)):
+        for text in ([], [b"\xff"]):
+            with pytest.raises(CallerError, match="text"):
+                handler.preprocess({"text": text}, state)

@@ -163,3 +163,21 @@ def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, or
     del family
     assert mapped() == 0
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_former_file_of_a_block_belongs_to_those_that_were_bound_before(functions, tmp_path):
+    first, second = (functions[number].deployed for number in (0, 3))
+    node = Bindings()
+    asked = [each.bind_message() for each in (first, second)]
+    paths = [tmp_path / str(number) for number in range(2)]
+    for path in paths:
+        path.touch()
+    for path, function, bind in zip(paths, (first, second), asked, strict=True):
+        with path.open() as file:
+            node.begin_first(function, bind, [file.fileno()])
+        node.answered(function.id)
+        node.mark_dropped(frozenset(bind.blocks[0][:1]))
+    assert node.inodes == {path.stat().st_ino for path in paths}
+    for function in (first, second):
+        node.end(function.id)
+    assert node.inodes == set()

@@ -206,7 +206,7 @@ def test_a_removal_is_made_although_its_blocks_cannot_be_removed(deploying, monk
     deploying(scene)
 
 
-def test_a_version_on_trial_is_not_unloaded(deploying, monkeypatch):
+def test_a_version_on_trial_is_neither_loaded_nor_unloaded(deploying, monkeypatch):
     async def scene(node, manifest):
         ready, worker_ready = [], Runs.worker_ready
         with monkeypatch.context() as patch:
@@ -216,6 +216,8 @@ def test_a_version_on_trial_is_not_unloaded(deploying, monkeypatch):
             try:
                 with pytest.raises(ConflictError, match=f"{manifest.name}@1 is on trial"):
                     await node.unload(manifest.name, 1)
+                with pytest.raises(ConflictError, match=f"{manifest.name}@1 is on trial"):
+                    await node.load(manifest.name, 1)
             finally:
                 patch.undo()
                 worker_ready(*ready.pop())

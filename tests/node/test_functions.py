@@ -2,12 +2,24 @@
 
 import gc
 
+import msgspec
 import pytest
 import torch
 
 from overwinter.core.errors import TooLargeError
+from overwinter.core.function import Settings
+from overwinter.core.tensor import TensorSpec
 from overwinter.node.functions import DeployedFunction
-from overwinter.store.manifest import Blob, Block, Deployment, Manifest, Piece, decode_manifest, encode_manifest
+from overwinter.store.manifest import (
+    Blob,
+    Block,
+    Deployment,
+    Manifest,
+    Piece,
+    SampleTensor,
+    decode_manifest,
+    encode_manifest,
+)
 from overwinter.worker.channel import packet_bytes_max
 from tests.node.rig import AddOne, Function
 
@@ -44,3 +56,30 @@ def test_the_garbage_collector_does_not_traverse_blocks():
 
     tracked(1)
     assert tracked(1000) < tracked(1) + 100
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_function_whose_runs_are_too_large_for_a_message_is_refused_with_the_batch_that_fits(fits):
+    specs = tuple(TensorSpec(f"{letter * 250}", "FP32", ("batch", 4)) for letter in "xyz")
+    most = packet_bytes_max() // (3 * 300)
+    settings = Settings(max_batch=most if fits else 2 * most)
+    made = Manifest(
+        name="f", tenant="t", program=Blob("a" * 64, 1), blocks=(), inputs=specs, outputs=(), settings=settings
+    )
+    function = DeployedFunction(Deployment("f", 1, made, 0.0))
+    if fits:
+        function.check_messages()
+    else:
+        with pytest.raises(TooLargeError, match="'f'.*max_batch"):
+            function.check_messages()
+
+
+@pytest.mark.parametrize(
+    ("device", "handler", "warns"), [("pool", None, True), ("cpu", None, False), ("pool", HANDLER, False)]
+)
+def test_the_author_is_told_of_samples_that_no_trial_runs(device, handler, warns):
+    deployed = Function(AddOne(), {"x": torch.zeros(2, 4)}, handler).deployed
+    sample = (SampleTensor("x", "FP32", (1, 4), Blob("a" * 64, 16)),)
+    manifest = msgspec.structs.replace(deployed.manifest, samples=(sample,), settings=Settings(device=device))
+    function = DeployedFunction(Deployment("f", 1, manifest, 0.0))
+    assert ("samples were not tried" in function.warning()) == warns

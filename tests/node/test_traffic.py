@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from overwinter.core.errors import NotFoundError
+from overwinter.core.errors import ConflictError, NotFoundError
 from overwinter.core.events import Event, TrafficSet
 from overwinter.core.versions import Share, Shares, Versions
 from overwinter.node.fair_lock import FairLock
@@ -18,6 +18,7 @@ class Function(msgspec.Struct):
     inputs: tuple[()] = ()
     outputs: tuple[()] = ()
     state: str = "READY"
+    reason: str = ""
 
 
 class Fake:
@@ -29,11 +30,12 @@ class Fake:
         self.changing = FairLock()
         self.checked: list[str] = []
         self.posted: list[Event] = []
+        self.states: dict[int | None, str] = {}
 
     def view(self, name: str, version: int | None) -> Function:
         if not self.answering.numbers:
             raise NotFoundError(name)
-        return Function(name)
+        return Function(name, state=self.states.get(version, "READY"))
 
     def versions(self, name: str) -> list[int]:
         return self.answering.numbers
@@ -78,6 +80,29 @@ def test_a_function_that_is_removed_before_the_turn_of_a_promotion_is_not_found(
             await asyncio.sleep(0)
             fake.answering.numbers.clear()
         with pytest.raises(NotFoundError, match="f"):
+            await setting
+        assert not fake.posted
+
+    asyncio.run(main())
+
+
+def test_an_unloaded_version_does_not_become_the_one_that_answers() -> None:
+    async def main() -> None:
+        fake = Fake()
+        fake.states[2] = "UNAVAILABLE"
+        traffic = TrafficSplits(fake, fake, fake, fake.posted.append)
+        for shares in ((), (Share(2, 100),)):
+            with pytest.raises(ConflictError, match="load f@2"):
+                await traffic.set("f", shares)
+        fake.states[2] = "LOADING"
+        with pytest.raises(ConflictError, match="on trial"):
+            await traffic.set("f", (Share(2, 100),))
+        fake.states[2] = "READY"
+        setting = asyncio.ensure_future(traffic.set("f", ()))
+        await asyncio.sleep(0)
+        fake.states[2] = "UNAVAILABLE"
+        fake.may_end.set()
+        with pytest.raises(ConflictError, match="load f@2"):
             await setting
         assert not fake.posted
 

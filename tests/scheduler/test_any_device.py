@@ -3,9 +3,11 @@
 import copy
 
 import pytest
+from msgspec import structs
 
 from overwinter.core.actions import Refuse, Reply, Run, RunOnDevice, StartWorker
-from overwinter.core.events import Cancelled, LoadAsked, RunEnded, RunFailure, UnloadAsked
+from overwinter.core.events import Cancelled, Deployed, LoadAsked, MemoryMeasured, RunEnded, RunFailure, UnloadAsked
+from overwinter.core.ids import program_id, program_name
 from overwinter.core.policies import Policy
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.published import Published
@@ -390,6 +392,56 @@ def test_a_request_too_large_for_the_devices_runs_in_a_worker():
     assert [each.requests for each in world.running.values()] == [(request,)]
     world.settle()
     assert isinstance(world.answers[request], Reply)
+
+
+def too_large(world: World, request: int) -> None:
+    """The device refuses its run, which has only this request."""
+    [run] = world.devices.running.values()
+    assert run.requests == (request,)
+    del world.devices.running[run.run]
+    world.send(RunEnded(run.executor, run.run, (RunFailure(request, "ActivationsError", "too large"),)))
+
+
+def test_a_request_too_large_for_the_devices_waits_for_a_worker_that_backs_off():
+    world = known(cpu_s=0.5, device_s=0.1)
+    first = world.arrive()
+    too_large(world, first)
+    world.settle_processes()
+    second = world.arrive()
+    [run] = world.running.values()
+    world.die(run.worker)
+    assert world.state.functions["f@1"].backoff_until > world.now
+    assert [run.requests for run in world.devices.running.values()] == [(second,)], "the first one must not return"
+    too_large(world, second)
+    while len(world.answers) < second:
+        world.ring()
+        world.settle()
+    assert all(isinstance(world.answers[request], Reply) for request in (first, second))
+
+
+def test_requests_whose_worker_takes_too_much_memory_while_it_starts_go_to_a_device():
+    world = World(devices=(device(),), memory_bytes=400 << 20)
+    world.deploy(either(run_s=None))
+    request = world.arrive()
+    world.load_blocks()
+    [worker] = world.starting
+    world.send(MemoryMeasured(((worker, 600 << 20),)))
+    world.settle_processes()
+    world.settle()
+    assert world.answers[request] == Reply(request, "f@1", "disk")
+
+
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_a_program_that_only_devices_have_loaded_is_tried_by_the_worker(has_handler):
+    world = World(devices=(device(),))
+    function = spec("f", 1, [("weights", 1000)], device="any", has_handler=has_handler)
+    part = structs.replace(function, id=program_id("f@1"), name=program_name("f"), has_handler=False)
+    world.deploy(part, on_trial=True)
+    world.settle()
+    world.blobs["f@1"], world.stores["f@1"], world.families["f@1"] = ("weights",), function.store, ("t", "f@1")
+    world.send(Deployed(function, on_trial=True))
+    world.settle()
+    assert [each.warm_up for each in of(world, StartWorker)] == [True]
 
 
 def test_a_refused_run_on_a_device_does_not_count_as_a_fast_one():

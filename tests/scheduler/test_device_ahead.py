@@ -3,9 +3,10 @@
 import pytest
 
 from overwinter.core.actions import Evict, PrepareOnDevice, Reply, RunOnDevice, StopWorker, Unbind
-from overwinter.core.events import Removed, UnloadAsked
+from overwinter.core.events import LoadAsked, Removed, UnloadAsked
 from overwinter.core.policies import Policy
 from overwinter.scheduler import device_ahead
+from overwinter.scheduler.ahead import KEEP_S
 from overwinter.scheduler.device_ahead import DELAY_MAX_S, IDLE_S, UNPREPARED_S
 from overwinter.scheduler.device_runs import INTERRUPTED_S
 from tests.scheduler.test_devices import device, of, pooled, served
@@ -164,7 +165,7 @@ def test_a_run_waits_for_a_second_at_most_for_a_preparation_that_does_not_end():
     world.now += UNPREPARED_S / 2
     world.deploy(pooled("m", 1000, tenant="u"), on_trial=True)
     served(world, "f")
-    assert prepared(world)[:2] == ["h@1", "m@1"]
+    assert prepared(world)[:2] == ["h@1", "k@1"]
 
 
 @pytest.mark.parametrize(("delay_s", "later"), [(DELAY_MAX_S / 2, ["h@1", "m@1"]), (DELAY_MAX_S * 2, ["h@1"])])
@@ -224,3 +225,62 @@ def test_a_preparation_is_chosen_among_a_bounded_number_of_functions(monkeypatch
     asked.clear()
     world.end_preparation()
     assert (asked, prepared(world)) == (["g"], ["h@1", "g@1"])
+
+
+def run(world: World, name: str) -> None:
+    """Let a request be answered, and leave a preparation in progress."""
+    request = world.arrive(name)
+    while request not in world.answers:
+        if world.loads or world.starting:
+            world.settle_processes()
+        else:
+            world.finish_on_device()
+
+
+def test_others_are_prepared_when_the_pause_after_a_death_is_over():
+    world = loaded(pooled("f", 1000), pooled("g", 1000), pooled("h", 1000))
+    run(world, "f")
+    [preparing] = world.devices.preparing.values()
+    world.die(preparing.executor)
+    run(world, "f")
+    assert not world.devices.preparing
+    world.now += UNPREPARED_S
+    world.ring()
+    [again] = world.devices.preparing.values()
+    assert {again.function, preparing.function} == {"g@1", "h@1"}
+
+
+def test_a_preparation_that_lacked_a_block_is_repeated_when_the_block_is_loaded():
+    world = loaded(pooled("f", 1000), pooled("g", 1000))
+    run(world, "f")
+    for repeated in (True, False):
+        [preparing] = world.devices.preparing.values()
+        world.die(preparing.executor, lost_blocks=True)
+        assert not world.state.functions["g@1"].loaded
+        run(world, "f")
+        world.manage(LoadAsked("g@1"))
+        world.load_blocks()
+        assert [each.function for each in world.devices.preparing.values()] == ["g@1"] * repeated
+
+
+def test_a_function_that_was_not_used_for_long_is_prepared_when_it_is_used_again():
+    world = loaded(pooled("f", 1000), pooled("g", 1000), devices=(device(0), device(1)))
+    for name in "fg":
+        run(world, name)
+    while world.devices.preparing:
+        world.end_preparation()
+    world.now += KEEP_S + 1
+    for _ in range(3):
+        world.arrive("f")
+    while len(world.state.pool.executors) < 2:
+        world.now += 0.05
+        world.ring()
+        world.arrive("f")
+    while world.devices.running or world.starting:
+        if world.starting:
+            world.settle_processes()
+        else:
+            world.finish_on_device()
+    assert not world.devices.preparing
+    run(world, "g")
+    assert [each.function for each in world.devices.preparing.values()] == ["g@1"]

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from overwinter.core.actions import Drop, Evict, LoadBlocks, Refuse, Reply
-from overwinter.core.events import Demoted, HostCapacityMeasured, MemoryPressure, Removed
+from overwinter.core.events import Demoted, HostCapacityMeasured, LoadAsked, MemoryPressure, Removed, UnloadAsked
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import victims
 from overwinter.scheduler.victims import BYTES_TIME_SLICE_WAKES
@@ -390,3 +390,26 @@ def test_many_functions_that_share_their_blocks_are_evicted_in_several_steps(mon
     world.settle()
     assert all(isinstance(answer, Reply) for answer in world.answers.values())
     assert waiting in world.answers
+
+
+def test_an_unload_ends_the_second_attempt_of_a_load():
+    world = World(host_bytes=1000)
+    for name in "gh":
+        world.deploy(spec(name, blobs=((name, 10),)))
+        world.arrive(name)
+        world.settle()
+    world.deploy(spec("f", blobs=(("f", 10),)))
+    world.send(MemoryPressure(0))
+    world.die(min(world.alive))
+    world.arrive("f")
+    world.fail_load()
+    assert world.state.functions["f@1"].load_again
+    world.send(UnloadAsked("f@1"))
+    world.fail_load()
+    world.manage(LoadAsked("f@1"))
+    world.die(min(world.alive))
+    request = world.arrive("f")
+    world.fail_load()
+    assert world.loads, "it must evict, and try again"
+    world.settle()
+    assert isinstance(world.answers[request], Reply)

@@ -506,3 +506,39 @@ def test_a_function_in_backoff_does_not_keep_the_idle_workers_of_its_family(wait
     world.arrive("g")
     world.load_blocks()
     assert len(world.stopping) == 1
+
+
+def test_a_function_in_backoff_keeps_the_idle_worker_that_has_it():
+    world = World(cores=2, workers_max=4, backoff_first_s=20.0, backoff_max_s=30.0)
+    world.deploy(spec("f", max_workers=2))
+    for name, tenant in (("h", "t"), ("g", "u")):
+        world.deploy(spec(name, tenant=tenant, blobs=((name, 10),)))
+
+    def begin(*names):
+        for name in names:
+            world.arrive(name)
+            while world.loads or world.starting:
+                world.settle_processes()
+
+    def finish():
+        while world.running:
+            world.finish()
+
+    begin("f", "f")
+    finish()
+    for name in "hg":
+        begin(name)
+        finish()
+    function = world.state.functions["f@1"]
+    world.arrive("f")
+    [run] = world.running.values()
+    world.die(run.worker)
+    assert function.backoff_until > world.now
+    finish()
+    [left] = function.workers
+    begin("h", "g")
+    request = world.arrive("f")
+    assert function.waits_in == "cores"
+    assert left not in world.state.tenants["t"].spare
+    finish()
+    assert isinstance(world.answers[request], Reply)

@@ -236,7 +236,8 @@ def test_an_executor_that_fails_while_it_brings_a_function_costs_no_device_and_n
     world.settle()
     assert len(world.devices.executors) == 2
     quick(world, 10)
-    assert len(brought(world)) == 1
+    # A block that is missing once is loaded again, and so is the function brought again.
+    assert len(brought(world)) == (2 if how == "lacks a block" else 1)
     assert all(isinstance(each, Reply) for each in world.answers.values())
 
 

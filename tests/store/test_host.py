@@ -488,3 +488,41 @@ def test_a_directory_that_somebody_removed_is_made_again(memory, repository, nam
     shutil.rmtree(hosts.root)
     hosts.close()
     assert not hosts.root.exists()
+
+
+@pytest.mark.parametrize("name", ["", "ada"])
+def test_a_directory_of_another_user_is_not_used(memory, repository, name):
+    hosts = HostStores(memory / "host", repository)
+    root = hosts.store(name).root
+    shutil.rmtree(hosts.root)
+    target = memory / "target"
+    target.mkdir()
+    (target / "file").write_bytes(b"kept")
+    hosts.root.symlink_to(target)
+    for use in (lambda: HostStores(memory / "host", repository), lambda: hosts.store(name).load([BLOB])):
+        with pytest.raises(StoreError, match="another user"):
+            use()
+    assert os.listdir(target) == ["file"]
+    hosts.root.unlink()
+    root.mkdir(parents=True)
+    root.chmod(0o777)
+    put(repository, BLOB.address, DATA)
+    hosts.store(name).load([BLOB])
+    assert root.stat().st_mode & 0o777 == 0o700
+    hosts.root.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(hosts.root, 12345, 12345)
+        with pytest.raises(StoreError, match="another user"):
+            HostStores(memory / "host", repository)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_load_that_waits_for_a_removal_can_be_ended(repository, host, monkeypatch, same):
+    first, second = stored(repository, 2, nbytes=PAGE_BYTES)
+    host.load([first])
+    host.begin_drop([first.address])
+    monkeypatch.setattr(host_module, "free_bytes", lambda root: 0)
+    waited = iter([None, None])
+    with pytest.raises(StopIteration):
+        host.load([first if same else second], lambda: next(waited))
+    host.drop([first.address])

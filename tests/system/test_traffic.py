@@ -148,6 +148,10 @@ def test_an_unloaded_version_gets_requests_only_after_it_is_loaded(node: NodePro
     node.client.load("traffic-unloaded", 1)
     node.client.set_traffic("traffic-unloaded", {1: 100})
     assert answered(node, "traffic-unloaded", 2) == {3.0: 2}
+    node.client.unload("traffic-unloaded", 2)
+    with pytest.raises(ConflictError, match="load traffic-unloaded@2"):
+        node.client.set_traffic("traffic-unloaded", {})
+    assert answered(node, "traffic-unloaded", 2) == {3.0: 2}
 
 
 def test_a_split_needs_the_scope_deploy_and_is_in_the_audit_log(make_node):

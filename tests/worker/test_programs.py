@@ -74,3 +74,16 @@ def test_a_program_that_cannot_be_prepared_leaves_no_descriptor_open():
     programs.prepare(wanted, [changed, *blocks])
     assert len(programs) == 0
     assert not [fd for fd in given if os.path.lexists(f"/proc/self/fd/{fd}")]
+
+
+class Inverse(torch.nn.Module):
+    def forward(self, x):
+        return {"y": torch.linalg.inv(x)}
+
+
+def test_a_program_that_fails_on_zeros_stays_compiled():
+    function = Function(Inverse(), {"x": torch.eye(3).repeat(2, 1, 1)})
+    programs = Programs()
+    wanted = Prepare(function.deployed.load_message(bare=True), function.deployed.bind_message(bare=True))
+    programs.prepare(wanted, function.open(bare=True))
+    assert list(programs) == [function.deployed.manifest.program.address]

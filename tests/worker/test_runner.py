@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from overwinter.core.errors import HandlerError
+from overwinter.core.tensor import TensorSpec
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.profiling.measuring import least_rows
 from overwinter.worker.handler import Code, Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.values import encode_outputs
 
 
 class Embedded(torch.nn.Module):
@@ -243,3 +245,19 @@ def preprocess(inputs, state):
     bad, good = made.answer([ids([9, 9, 9]), ids([1, 2, 3])])
     assert (bad.error, "batch" in bad.message) == ("CallerError", True)
     assert torch.allclose(good["sum"], expected(ids([1, 2, 3])))
+
+
+def test_a_handler_may_answer_with_no_rows_of_strings():
+    source = """
+OUTPUTS = [{"name": "rows", "datatype": "BYTES", "shape": ["found", 2]}]
+
+def postprocess(outputs, inputs, state):
+    return {"rows": [[b"a", b"1"], [b"b", b"2"]][: int(inputs["ids"][0, 0])]}
+"""
+    exported = export(Embedded().eval(), {"ids": torch.zeros(2, 3, dtype=torch.int64)})
+    prepared = Prepared(encode_program(exported.program))
+    specs = (TensorSpec("rows", "BYTES", ("found", 2)),)
+    made = Runner("f@1", prepared, exported.weights, Handler(Code(source), {}), specs)
+    outcomes = made.answer([ids([rows, 0, 0]) for rows in (2, 0)])
+    shapes = [encoded.meta.shape for outcome in outcomes for encoded in encode_outputs(outcome)]
+    assert shapes == [(2, 2), (0, 2)]

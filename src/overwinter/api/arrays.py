@@ -53,7 +53,8 @@ def _from_torch(name: str, value: Any) -> Tensor:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DATATYPES:
         raise CallerError(f"input {name!r} is a tensor of {dtype}; known: {', '.join(DATATYPES)}")
-    whole = value.detach().cpu().contiguous()
+    # One element counts as contiguous also where PyTorch has put off its negation.
+    whole = value.detach().cpu().resolve_neg().contiguous()
     # PyTorch's own fast access to a tensor's bytes needs NumPy, which may not be installed.
     data = ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
     return Tensor(name, DATATYPES[dtype], tuple(whole.shape), data)

@@ -83,7 +83,7 @@ class Client:
 
     While a tenant's rate of requests is exceeded, a call waits and sends its request again, up to `timeout_s` in all;
     inference requests and those of `ready` raise RateError at once. `infer` with lists first asks for the inputs, which
-    counts as a request.
+    counts as a request, and may then wait once.
     """
 
     def __init__(
@@ -96,10 +96,14 @@ class Client:
         """`timeout_s` bounds each wait for the node; an `infer` with its own timeout waits GRACE_S longer than that
         instead. Functions are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise
         ForbiddenError for functions of another tenant, or NotFoundError with a `token`. With a token, "default" means
-        the token's tenant; another tenant needs the scope `admin`. Raises CallerError when the token cannot be sent.
+        the token's tenant; another tenant needs the scope `admin`. Raises CallerError for an invalid address or token.
         """
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
+        try:
+            httpx.URL(url).host.encode("idna")
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise CallerError(f"{url!r} is not an address, such as http://[::1]:8000: {error}") from error
         self._url, self.tenant, self._timeout_s = url, tenant, timeout_s
         headers = {} if token is None else {"authorization": f"Bearer {token}"}
         # The environment's proxies are not for a node, which is usually local. Reading certificates takes 40 ms.
@@ -234,9 +238,10 @@ class Client:
         headers = {HEAD_LENGTH: str(head), "content-type": "application/octet-stream"}
         path = f"{_model_path(name, version)}/infer"
         response = self._request("POST", path, content=body, headers=headers, timeout=wait_s)
-        if specs and response.status_code == RateError.status:
+        pause_s = _retry_after_s(response) or 0.0
+        if specs and response.status_code == RateError.status and pause_s <= wait_s:
             # The question for the inputs may have used up the tenant's rate.
-            time.sleep(_retry_after_s(response) or 0.0)
+            time.sleep(pause_s)
             response = self._request("POST", path, content=body, headers=headers, timeout=wait_s)
         _raise_for_status(response)
         reply, outputs = decode_reply(response)

@@ -167,7 +167,7 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
 
     chosen = settings_of(slo, settings)
-    source = None if handler is None else Path(handler).read_text()
+    source = None if handler is None else read_source(Path(handler))
     return deploy_exported(
         export(model, example_inputs, dynamic),
         url,
@@ -287,6 +287,14 @@ def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["
         return build_block(plan, buffers)
 
     return make
+
+
+def read_source(path: Path) -> str:
+    """Return the text of a file in UTF-8, whatever the locale; raise CallerError for another encoding."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CallerError(f"{path} is not UTF-8: {error}") from error
 
 
 def bytes_of(weight: "torch.Tensor") -> memoryview:

@@ -113,7 +113,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         return
     if name is None:
         raise click.UsageError("Missing option '--name'.")
-    from overwinter.api.deployer import DEPLOY_TIMEOUT_S, settings_of
+    from overwinter.api.deployer import DEPLOY_TIMEOUT_S, read_source, settings_of
     from overwinter.cli.inputs import read_files
     from overwinter.cli.progress import byte_bar
 
@@ -122,7 +122,7 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
     _check_usage(name, [key for key, _ in assets], handler, task)
     given = {key: _value(text) for key, text in settings}
     function_settings = settings_of(slo, given if device is None else given | {"device": device})
-    code = None if handler is None else _text_of(handler)
+    code = None if handler is None else read_source(handler)
     files = {key: Path(path).read_bytes() for key, path in assets}
     read_sample = read_files(sample)
     with connect(url, DEPLOY_TIMEOUT_S, tenant) as client:
@@ -142,21 +142,13 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
         echo(f"warning: {uploaded.warning}", err=True)
 
 
-def _text_of(path: Path) -> str:
-    from overwinter.core.errors import CallerError
-
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise CallerError(f"{path} is not UTF-8: {error}") from error
-
-
 def _deploy_pipeline(path: Path, has_function_options: bool, tenant: str, url: str, as_json: bool) -> None:
+    from overwinter.api.deployer import read_source
     from overwinter.core.pipeline import parse_pipeline
 
     if has_function_options:
         raise click.UsageError(f"{path} defines the whole pipeline: leave out the options for functions")
-    pipeline = parse_pipeline(_text_of(path))
+    pipeline = parse_pipeline(read_source(path))
     with connect(url, tenant=tenant) as client:
         deployed = client.deploy_pipeline(pipeline)
     if as_json:

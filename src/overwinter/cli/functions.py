@@ -2,10 +2,14 @@
 
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from overwinter.cli.options import as_json, connect, echo, id_of, named_function, node_url, print_json, tenant_option
+
+if TYPE_CHECKING:
+    from overwinter.api.client import Client
 
 
 @click.command()
@@ -68,12 +72,25 @@ def rm(function: tuple[str, int | None], yes: bool, tenant: str, url: str, as_js
     """Remove one version of a function, all versions (NAME alone), or a pipeline."""
     name, version = function
     with connect(url, tenant=tenant) as client:
-        pipeline = "stages" in client.function(name, version)
+        pipeline = _is_pipeline(client, name, version)
         what = f"all versions of {name}" if version is None and not pipeline else id_of(name, version)
         if not yes and not _is_confirmed(what):
             return
         client.remove(name, version)
     _print_result({"removed": name, "version": version}, f"removed {what}", as_json)
+
+
+def _is_pipeline(client: "Client", name: str, version: int | None) -> bool:
+    """Whether this is a pipeline; raise NotFoundError if there is neither a pipeline nor a function."""
+    from overwinter.core.errors import NotFoundError
+
+    try:
+        return "stages" in client.function(name, version)
+    except NotFoundError:
+        # The only version of a function may be on trial.
+        if version is not None or all(function["name"] != name for function in client.functions()):
+            raise
+        return False
 
 
 def _is_confirmed(what: str) -> bool:

@@ -78,8 +78,11 @@ def infer(
         try:
             outputs = client.infer(name, inputs, version, timeout_s, wait_s)
         except RateError as error:
+            pause_s = error.retry_after_s or 0.0
+            if pause_s > wait_s:
+                raise
             # The request for the description may have used up the tenant's rate.
-            time.sleep(error.retry_after_s or 0.0)
+            time.sleep(pause_s)
             outputs = client.infer(name, inputs, version, timeout_s, wait_s)
         answer = client.last_answer
         assert answer is not None, "infer has just answered"

@@ -38,8 +38,8 @@ class Activations:
         """
         if len(measured) > 1 and BATCH in self._program.dimensions:
             few, many = min(measured), max(measured)
-            low, high = self._program.dimensions[BATCH]
-            least, most = (self._peak(((BATCH, min(low * requests, high)),)) for requests in (few, many))
+            each, (_, high) = self._program.example[BATCH], self._program.dimensions[BATCH]
+            least, most = (self._peak(((BATCH, min(each * requests, high)),)) for requests in (few, many))
             computed = most - least
             if computed >= GROWTH_LEAST_BYTES:
                 self._scratch_factor = max(1.0, (measured[many] - measured[few]) / computed)

@@ -103,8 +103,8 @@ class NullProgram(DeviceProgram):
             ),
             1,
         )
-        least, _ = self.program.dimensions.get(BATCH, (1, 1))
-        return between(self._known, max(1, rows // max(1, least)))
+        each = max(1, self.program.example.get(BATCH, 1))
+        return between(self._known, max(1, rows // each))
 
     def _outputs_for_zeros(
         self, weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]

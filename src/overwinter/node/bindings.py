@@ -1,7 +1,7 @@
 """Tracks the functions that each worker or executor was given, and the blocks that it received for them."""
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from overwinter.core.ids import Address
@@ -24,7 +24,7 @@ class Bindings:
         self._users: Counter[Address] = Counter()
         self._dropped: set[Address] = set()
         """Its blocks whose files were dropped from a host store: they are handed over again for further functions."""
-        self._inodes: dict[Address, int] = {}
+        self._inodes: defaultdict[Address, set[int]] = defaultdict(set)
         self.has_unbound = False
         """Whether it was instructed to unbind a function."""
         self._pending: dict[str, BindCallback] = {}
@@ -57,7 +57,7 @@ class Bindings:
     @property
     def inodes(self) -> set[int]:
         """The inodes of the files that the worker received as its blocks, as far as they were recorded."""
-        return set(self._inodes.values())
+        return set().union(*self._inodes.values())
 
     def add(self, function: DeployedFunction, bind: Bind, fds: Sequence[int] = ()) -> None:
         """Record that a function was handed to an executor, which answers only if the function cannot run there.
@@ -66,7 +66,8 @@ class Bindings:
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         for number, fd in zip(self.lacking(bind), fds, strict=False):
-            self._inodes[bind.blocks[number][0]] = os.fstat(fd).st_ino
+            # A function that was bound before continues to use the former file.
+            self._inodes[bind.blocks[number][0]].add(os.fstat(fd).st_ino)
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])

@@ -22,7 +22,7 @@ from overwinter.core.ids import (
     slice_name,
 )
 from overwinter.core.profile import Profile
-from overwinter.core.tensor import Tensor, TensorSpec
+from overwinter.core.tensor import Tensor, TensorMeta, TensorSpec
 from overwinter.model.program import Program
 from overwinter.node.device_fit import Slice
 from overwinter.node.pressure import total_bytes
@@ -33,6 +33,8 @@ from overwinter.worker.messages import Bind, Load, Trial
 
 ENVELOPE_BYTES = 1024
 """What a zygote's message may have beside those with which a worker starts."""
+_LARGE = 1 << 32
+"""A size that takes as many bytes in a message as any."""
 BUFFERS_BYTES = 512 << 20
 """The address space for all buffers of a worker. What they need beyond it is taken from that of private memory."""
 
@@ -210,7 +212,12 @@ class DeployedFunction:
         # No warning if the author left the default.
         less = asked > most and asked != Settings().memory_mib
         message = f"memory_mib {asked} is limited to {most}: {self._memory_limit_reason}" if less else ""
-        return "\n".join(filter(None, (self.trial_warning, self.device_warning, message, self._cut_text())))
+        untried = "its samples were not tried: its program runs on devices only" if self._ignores_samples else ""
+        return "\n".join(filter(None, (self.trial_warning, self.device_warning, message, untried, self._cut_text())))
+
+    @property
+    def _ignores_samples(self) -> bool:
+        return self.on_pool and self.manifest.handler is None and bool(self.manifest.samples)
 
     def _cut_text(self) -> str:
         count = 1 + len((self.program or self).later_slices)
@@ -289,6 +296,19 @@ class DeployedFunction:
                 f"the description of weights, assets, outputs and samples of {self.manifest.name!r} for a worker takes "
                 f"{nbytes} bytes; at most {most}: give it fewer of them, or shorter names"
             )
+        later = () if self.slice is None else self.slice.inputs
+        one = max(self._request_bytes(specs) for specs in (self.manifest.inputs, self.run_outputs, later))
+        batch = self.manifest.settings.max_batch
+        if one * batch > most:
+            raise TooLargeError(
+                f"the names and shapes in a run of {batch} requests of {self.manifest.name!r} take {one * batch} "
+                f"bytes; at most {most}: lower max_batch to {max(1, most // one)}, or shorten the names"
+            )
+
+    def _request_bytes(self, specs: Sequence[TensorSpec]) -> int:
+        """Return the most bytes of one request with these tensors in the message of a run."""
+        metas = [TensorMeta(s.name, s.datatype, (_LARGE,) * len(s.shape), _LARGE) for s in specs]
+        return len(msgspec.msgpack.encode((self.id, metas)))
 
     def load_message(self, cores: int = 1, concurrency: int = 1, *, bare: bool = False, measured: bool = False) -> Load:
         """The message that makes a worker load its family. Concurrent runs share cores. `bare`: without the handler,

@@ -129,6 +129,8 @@ class Node:
         else:
             asked = [(name, version)]
         functions = [function for each in asked for function in self._answering(*each)]
+        if on_trial := [function.id for function in functions if function.on_trial]:
+            raise ConflictError(f"{on_trial[0]} is on trial: wait until its deploy has ended")
         for function in functions:
             self.parts.pool_calls.cancel_after_runs(function.id)
         parts = [part for function in functions for part in function.parts()]

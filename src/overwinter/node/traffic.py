@@ -5,7 +5,7 @@ the scheduler.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from overwinter.core.errors import ConflictError, NotFoundError
 from overwinter.core.events import Event, TrafficSet
@@ -53,27 +53,36 @@ class TrafficSplits:
             if self._functions.view(name, None).tenant != tenant:
                 raise NotFoundError(f"function {name!r} was removed")
             views = {share.version: self._functions.view(name, share.version) for share in shares}
-            for view in views.values():
-                if view.state != "READY":
-                    raise ConflictError(
-                        f"version {view.version} of {name!r} answers no requests ({view.reason}): load it first "
-                        f"(`overwinter load {name}@{view.version}`)"
-                    )
+            default = default_of(self._functions.versions(name), shares)
+            self._check_answer(name, views or [default])
             if len({_signature(view) for view in views.values()}) > 1:
                 named = " and ".join(map(str, views))
                 raise ConflictError(
                     f"versions {named} of {name!r} differ in their inputs or outputs, and callers cannot know "
                     "which one answers: promote one of them"
                 )
-            default = default_of(self._functions.versions(name), shares)
             # From here on a new version is checked if it would answer with these shares.
             self._coming[name] = shares
             try:
                 await self._pipelines.protect(name, self._functions.view(name, default))
+                # One may have been unloaded since.
+                self._check_answer(name, views or [default])
                 await asyncio.to_thread(self._stored.put, name, shares)
             finally:
                 del self._coming[name]
             self._post(TrafficSet(name, shares))
+
+    def _check_answer(self, name: FunctionName, versions: Iterable[int]) -> None:
+        """Raise ConflictError if one of these versions answers no requests."""
+        for version in versions:
+            view = self._functions.view(name, version)
+            if view.state == "LOADING":
+                raise ConflictError(f"version {version} of {name!r} is on trial: wait until its deploy has ended")
+            if view.state != "READY":
+                raise ConflictError(
+                    f"version {version} of {name!r} answers no requests ({view.reason}): load it first "
+                    f"(`overwinter load {name}@{version}`)"
+                )
 
     async def check_before_trial(self, new: Manifest, versions_of: VersionsOf) -> None:
         """Raise ConflictError if a pipeline would break when this version, after its trial, gets the requests that name

@@ -87,12 +87,15 @@ def refuse_waiting(cycle: Cycle, function: Function, error: str, message: str, r
 
 
 def hand_over(cycle: Cycle, function: Function) -> None:
-    """Move all waiting requests to the counterpart, if it can serve them; leave handlers' calls to their workers."""
+    """Move the waiting requests that the counterpart can serve to it; leave handlers' calls to their workers."""
     other = usable(cycle, function)
-    if other is not None:
-        move(cycle, function, other, list(function.queue))
-    else:
+    if other is None:
         leave_calls(cycle, function)
+        return
+    requests = cycle.state.requests
+    moved = [id_ for id_ in function.queue if other.pool is None or not requests[id_].too_large]
+    if moved:
+        move(cycle, function, other, moved)
 
 
 def leave_calls(cycle: Cycle, function: Function) -> bool:

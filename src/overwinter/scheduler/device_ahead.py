@@ -6,9 +6,9 @@ a core or capacity for a worker. The device stays free, because a run that is or
 the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). Then the
 device prepares again when it has been idle for IDLE_S, so that a client with one request after the other does not wait
 for a preparation at each of them. A function whose preparation kills its executor is not prepared again, and others of
-its tenant only after UNPREPARED_S. This counts as a failure neither of the device nor of the requests that waited for
-the end of the preparation. After a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant
-is prepared for UNPREPARED_S either.
+its tenant only after UNPREPARED_S; a block that is missing for once does not count. This counts as a failure neither
+of the device nor of the requests that waited for the end of the preparation. After a preparation that delays a run for
+longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S either.
 """
 
 from itertools import islice
@@ -42,6 +42,7 @@ DELAY_MAX_S = 0.1
 def check(cycle: Cycle) -> None:
     """Begin a preparation, if a device is idle."""
     pool = cycle.state.pool
+    _end_pauses(cycle)
     executors = [each.executor for each in pool.executors.values() if each.executor is not None]
     can_prepare = any(each.may_prepare for each in executors) and not any(each.preparing for each in executors)
     if not can_prepare or cycle.policy.device_ahead == "nothing" or pool.waiting or not has_spare_core(cycle):
@@ -58,6 +59,18 @@ def check(cycle: Cycle) -> None:
             _begin(cycle, device, executor, function)
             return
         executor.may_prepare = False
+
+
+def _end_pauses(cycle: Cycle) -> None:
+    """Look again for functions to prepare when a tenant's pause is over."""
+    pool, paused = cycle.state.pool, cycle.state.pool.unprepared_until
+    ended = [tenant for tenant, until in paused.items() if until <= cycle.now]
+    for tenant in ended:
+        del paused[tenant]
+    if ended:
+        pool.look_for_preparations()
+    if paused:
+        cycle.timers.arm("devices", min(paused.values()))
 
 
 def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function | None:
@@ -119,18 +132,17 @@ def prepared(cycle: Cycle, event: PreparedOnDevice) -> None:
 def blocks_loaded(cycle: Cycle, function: Function) -> None:
     """The host store has the blocks of a function of the pool."""
     if function.pool is not None:
-        for device in cycle.state.pool.executors.values():
-            if device.executor is not None:
-                device.executor.may_prepare = True
+        cycle.state.pool.look_for_preparations()
 
 
-def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | None) -> None:
+def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | None, spared: bool = False) -> None:
     """An executor died or hung while it prepared a function or prefetched its blocks. A run that was ordered has not
-    begun.
+    begun. `spared`: the function may be prepared again.
     """
-    pool_record(failed).preparation_failed = True
     cycle.mark(failed)
-    _leave_unprepared(cycle, failed.spec.tenant)
+    if not spared:
+        pool_record(failed).preparation_failed = True
+        _leave_unprepared(cycle, failed.spec.tenant)
     if operation is None:
         return
     for part in operation.parts:

@@ -14,10 +14,12 @@ from overwinter.core.errors import ActivationsError
 from overwinter.core.events import RunEnded, RunFailure
 from overwinter.core.ids import FunctionId, RequestId, RunId, Seconds
 from overwinter.scheduler import counterpart, device_sharing, fixed_devices, residency, shared_runs, swaps
+from overwinter.scheduler.ahead import KEEP_S
 from overwinter.scheduler.answers import close_request, expire, refuse, refuse_unloaded, why_unloaded
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import correct_run, count_answer, count_run
 from overwinter.scheduler.families import has_slo
+from overwinter.scheduler.limits import why_never_runs
 from overwinter.scheduler.operation import Operation, Part, hangs_s
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, record_use
 from overwinter.scheduler.policies import queueing
@@ -118,6 +120,9 @@ def _begin_part(cycle: Cycle, function: Function, device: Device, last: LastBind
     function.runs += 1
     pooled.running += 1
     pooled.last_binding = last
+    if function.used_at + KEEP_S <= cycle.now:
+        # Devices may prepare it again.
+        cycle.state.pool.look_for_preparations()
     record_use(cycle, function)
     if function.blocks_usable_from is None:
         function.blocks_usable_from = cycle.now
@@ -296,8 +301,9 @@ def _goes_to_worker(cycle: Cycle, function: Function, request: Request, failure:
     """Let a worker serve a request that needs more memory than the device has, if the function may run in workers."""
     if function.removed or failure.error != ActivationsError.__name__:
         return False
-    other = counterpart.usable(cycle, function)
-    if other is None:
+    other = counterpart.of(cycle.state, function)
+    # A backoff ends soon, and no device can serve the request meanwhile.
+    if other is None or other.unloaded or other.on_trial or why_never_runs(other):
         return False
     request.too_large = True
     function.queue.append(request.id)

@@ -93,6 +93,8 @@ def _function(cycle: Cycle, function: Function) -> None:
             device_order.count_answer(cycle, function, in_time=False)
     if function.pool is not None:
         fixed_devices.check(cycle, function)
+        if function.failures and function.backoff_until <= now:
+            cycle.state.pool.look_for_preparations()
     family = function.family
     if family.first_member is function and family.check_at is not None and family.check_at <= now:
         scaled = end_period(cycle, family)

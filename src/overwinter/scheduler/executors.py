@@ -96,17 +96,26 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     if preparing is not None:
         if event.lost_blocks:
             _lose_blocks(cycle, preparing.function, operation)
-        device_ahead.preparation_failed(cycle, preparing.function, operation)
+        spared = _is_spared(preparing.function, event)
+        device_ahead.preparation_failed(cycle, preparing.function, operation, spared)
         return
     if operation is not None and not operation.parts:
         if event.lost_blocks:
             _lose_blocks(cycle, operation.function, None)
-        device_ahead.preparation_failed(cycle, operation.function, None)
+        spared = _is_spared(operation.function, event)
+        device_ahead.preparation_failed(cycle, operation.function, None, spared)
         return
     _failed(cycle, device, executor.owner, None if operation is None else operation.function, event.reason)
     if operation is not None:
         cycle.current = operation.function.spec.id
         _retry(cycle, operation, event)
+
+
+def _is_spared(function: Function, event: WorkerExited) -> bool:
+    """Whether an exit does not count as a failure of the function: a block was missing, and not twice in a row."""
+    spared = event.lost_blocks and not function.lost_blocks
+    function.lost_blocks = event.lost_blocks
+    return spared
 
 
 def _lose_blocks(cycle: Cycle, prepared: Function, operation: Operation | None) -> None:
@@ -244,9 +253,7 @@ def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -
     function = part.function
     if event.lost_blocks and function.loaded:
         release(cycle, function)
-    # Missing blocks do not count as a failure of the function, unless it happens twice in a row.
-    spared = event.lost_blocks and not function.lost_blocks
-    function.lost_blocks = event.lost_blocks
+    spared = _is_spared(function, event)
     _try_again(cycle, part, event.error, event.reason)
     if not (spared and is_alone):
         _count_failure(cycle, function, event.error, event.reason, is_alone)

@@ -109,7 +109,9 @@ def record_waiting(cycle: Cycle, function: Function) -> None:
     id_, family = function.spec.id, function.family
     if function.queue:
         family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
-        if function.waits_in in ("capacity", "bytes") or cycle.now < function.backoff_until:
+        # During a backoff no worker is started or bound for it. Those that have it may run it.
+        backs_off = cycle.now < function.backoff_until and not function.workers
+        if function.waits_in in ("capacity", "bytes") or backs_off:
             family.wanting_idle_worker.pop(id_, None)
         else:
             family.wanting_idle_worker[id_] = None

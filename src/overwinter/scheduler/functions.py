@@ -112,6 +112,8 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     versions.discard(spec.version)
     if not versions.numbers:
         del state.versions[spec.name]
+    if spec.on_pool:
+        return
     state.proven[spec.tenant, spec.program] -= 1
     if not state.proven[spec.tenant, spec.program]:
         del state.proven[spec.tenant, spec.program]
@@ -182,6 +184,7 @@ def _release_all(cycle: Cycle, function: Function, why: str) -> None:
     state = cycle.state
     cycle.timers.disarm(function.spec.id)
     order.leave(cycle, function)
+    function.load_again = False
     if function.spec.id == state.releasing:
         state.releasing, cycle.bytes_changed = None, True
     for worker in list(function.workers.values()):
@@ -197,7 +200,9 @@ def _release_all(cycle: Cycle, function: Function, why: str) -> None:
 def _publish(cycle: Cycle, function: Function) -> None:
     spec, state = function.spec, cycle.state
     state.versions.setdefault(spec.name, Versions()).add(spec.version)
-    state.proven[spec.tenant, spec.program] += 1
+    # A trial does not run the program on a device.
+    if not spec.on_pool:
+        state.proven[spec.tenant, spec.program] += 1
 
 
 def watch(cycle: Cycle, function: Function) -> None:

@@ -105,7 +105,7 @@ def _check_families(cycle: Cycle) -> None:
         assert family.max_workers == sum(each.max_workers for each in settings), f"max_workers of {family.id} is wrong"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
-        able = {id_ for id_ in waiting if cycle.now >= family.members[id_].backoff_until}
+        able = {id_ for id_ in waiting if family.members[id_].workers or cycle.now >= family.members[id_].backoff_until}
         wanting = {id_ for id_ in able if family.members[id_].waits_in not in ("capacity", "bytes")}
         # A member whose backoff is over is recorded when its timer is handled.
         due = {id_ for id_ in wanting if (at := cycle.timers.at(id_)) is not None and at <= cycle.now}

@@ -21,8 +21,9 @@ from overwinter.core.actions import StopWorker
 from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.scheduler import ahead, families, functions, idle
-from overwinter.scheduler.answers import refuse, refuse_queue
+from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.binding import claim_of_queued, unbind_half
+from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import count_bytes, end_run, smoothed, stop
@@ -167,7 +168,7 @@ def kill_excessive(cycle: Cycle, worker: Worker) -> None:
     for id_ in refused:
         refuse(cycle, id_, "NoSpaceError", why, cycle.config.retry_after_min_s)
     if starts_for is not None and not starts_for.has_usable_worker:
-        refuse_queue(cycle, starts_for, "NoSpaceError", why, cycle.config.retry_after_min_s)
+        refuse_waiting(cycle, starts_for, "NoSpaceError", why, cycle.config.retry_after_min_s)
     for function in {each.spec.id: each for each in at_work or had if not each.removed}.values():
         functions.fail(cycle, function, "NoSpaceError", why)
 

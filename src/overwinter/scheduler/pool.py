@@ -362,6 +362,12 @@ class Pool(msgspec.Struct):
         functions.pop(function.spec.id, None)
         functions[function.spec.id] = function
 
+    def look_for_preparations(self) -> None:
+        """There may be a function again that idle devices can prepare."""
+        for device in self.executors.values():
+            if device.executor is not None:
+                device.executor.may_prepare = True
+
     def forget(self, function: "Function") -> None:
         """A function was removed."""
         functions = self.last_used[function.spec.tenant]

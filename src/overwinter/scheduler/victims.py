@@ -157,12 +157,18 @@ def may_be_stopped_for(cycle: Cycle, function: Function, wanted: Claim, worker: 
 
 def _by_share(cycle: Cycle) -> list[Tenant]:
     """The order in which tenants free resources: the tenant with the largest share first."""
-    return sorted(cycle.state.tenants.values(), key=lambda each: -share(cycle, each.id))
+    return sorted(_with_workers(cycle), key=lambda each: -share(cycle, each.id))
 
 
 def _most_workers(cycle: Cycle) -> int:
     """The number of workers of the tenant with the most."""
-    return max(cycle.resources.workers.staying(id_) for id_ in cycle.state.tenants)
+    return max((cycle.resources.workers.staying(each.id) for each in _with_workers(cycle)), default=0)
+
+
+def _with_workers(cycle: Cycle) -> list[Tenant]:
+    """The tenants with workers, of all that may wait."""
+    workers = cycle.resources.workers
+    return [each for each in cycle.state.tenants.values() if workers.of(each.id)]
 
 
 def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tenant) -> tuple[Worker | None, float]:

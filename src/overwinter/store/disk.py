@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,20 @@ def private_directory(path: Path) -> Path:
             # Another process may create it at the same moment. An existing directory keeps its permissions.
             path.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+def own_directory(path: Path) -> Path:
+    """Return the directory `path`, to which only this user has access; create it if it does not exist. Raise StoreError
+    if it is a link or another user's: every user may have made it in a directory such as /dev/shm.
+    """
+    private_directory(path)
+    with disk_errors("use a directory", path):
+        found = os.lstat(path)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            if found.st_mode & 0o077:
+                path.chmod(0o700)
+            return path
+    raise StoreError(f"{path} is a link or belongs to another user: remove it, or choose another --host-store")
 
 
 def disk_bytes(nbytes: int) -> int:

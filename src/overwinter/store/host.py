@@ -26,7 +26,7 @@ from blake3 import blake3
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.ids import Address
 from overwinter.store.blocks import check_address
-from overwinter.store.disk import disk_errors, free_bytes, private_directory
+from overwinter.store.disk import disk_errors, free_bytes, own_directory
 from overwinter.store.mapping import HUGE_BYTES, collapse_pages
 from overwinter.store.removal import Removals
 from overwinter.store.repository import damaged
@@ -60,6 +60,10 @@ class VerificationCounts(msgspec.Struct):
     """The blocks that did not match their address when they were loaded from disk, and were set aside."""
 
 
+WAIT_S = 0.1
+"""How often a load that waits for another one, or for a removal, calls its `pause`."""
+
+
 class Swept(msgspec.Struct, frozen=True):
     """The removed files and bytes of a sweep, and the number of blocks kept."""
 
@@ -86,12 +90,15 @@ class HostStore:
         repository: Source,
         verification: VerificationCounts | None = None,
         removals: Removals | None = None,
+        within: Path | None = None,
     ) -> None:
         """Start with nothing resident; `sweep` adds what an earlier owner left. `removals`: those of all stores on this
-        tmpfs.
+        tmpfs. `within`: the directory of the shared store, for a dedicated one. Raises StoreError if another user may
+        have access to the directory.
         """
         self.verification = verification or VerificationCounts()
-        self.root = private_directory(Path(root))
+        self.root = own_directory(Path(root))
+        self._within = within
         self._repository = repository
         self._resident: dict[Address, int] = {}
         self._claimed: dict[Address, int] = {}
@@ -118,20 +125,20 @@ class HostStore:
     def load(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
         """Make all `blobs` resident and return the bytes that this call added; waits until they are.
 
-        `pause` is called after each chunk that this call copies. What it raises ends the call, as any error does.
-        Raises NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up meanwhile;
-        StoreError when a block is damaged or missing in the repository. After an error the copied blocks stay resident
-        and accounted for, a partial copy is removed, and another load continues from there.
+        `pause` is called after each chunk that this call copies, and while it waits. What it raises ends the call, as
+        any error does. Raises NoSpaceError before anything is written when they cannot fit, or when the tmpfs fills up
+        meanwhile; StoreError when a block is damaged or missing in the repository. After an error the copied blocks
+        stay resident and accounted for, a partial copy is removed, and another load continues from there.
         """
         wanted = distinct(blobs)
         added = 0
         while True:
-            mine, awaited = self._claim(wanted)
+            mine, awaited = self._claim(wanted, pause)
             added += self._copy_claimed(mine, pause)
             if not awaited:
                 return added
             # Another thread copies these. If it fails, the next round claims them and raises the error here.
-            self._wait_until_ended(awaited)
+            self._wait_until_ended(awaited, pause)
 
     def open(self, addresses: Iterable[Address]) -> list[int]:
         """Return read-only, close-on-exec descriptors of resident blocks, in order; the caller closes them.
@@ -283,7 +290,7 @@ class HostStore:
         except OSError as error:
             raise StoreError(f"cannot open block {address} in {self.root}: {error.strerror}") from error
 
-    def _claim(self, wanted: dict[Address, int]) -> tuple[dict[Address, int], set[Address]]:
+    def _claim(self, wanted: dict[Address, int], pause: Callable[[], None]) -> tuple[dict[Address, int], set[Address]]:
         """Split the blocks that are not resident into those that this thread copies and those that another one is
         copying or removing. Wait for removals if the tmpfs has no room until they end.
         """
@@ -295,14 +302,17 @@ class HostStore:
                 if not mine or self._admit(mine):
                     self._claimed |= mine
                     return mine, awaited
-                self._changed.wait()
+                pause()
+                self._changed.wait(WAIT_S)
 
     def _is_changing(self, address: Address) -> bool:
         return address in self._claimed or self._path(address) in self._removals
 
-    def _wait_until_ended(self, awaited: set[Address]) -> None:
+    def _wait_until_ended(self, awaited: set[Address], pause: Callable[[], None]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not any(map(self._is_changing, awaited)))
+            while any(map(self._is_changing, awaited)):
+                pause()
+                self._changed.wait(WAIT_S)
 
     def _admit(self, mine: dict[Address, int]) -> bool:
         """Whether the tmpfs has room now; raise NoSpaceError if it will not have room after the removals either."""
@@ -355,10 +365,10 @@ class HostStore:
 
     def _make_directory(self) -> None:
         """Create the directory again if somebody removed it with all blocks, as systemd may do when the user logs out
-        (RemoveIPC). That of a dedicated store lies in that of the shared one, which is as private.
+        (RemoveIPC).
         """
-        for directory in (self.root.parent, self.root):
-            private_directory(directory)
+        for directory in filter(None, (self._within, self.root)):
+            own_directory(directory)
 
     def _fill(self, draft: Draft, address: Address, nbytes: int, pause: Callable[[], None]) -> None:
         descriptor = self._repository.open(address)

@@ -31,7 +31,7 @@ class HostStores:
         store = self._stores.get(name)
         if store is None:
             store = self._stores[name] = HostStore(
-                self.root / f"{PREFIX}{name}", self._repository, self.verification, self.removals
+                self.root / f"{PREFIX}{name}", self._repository, self.verification, self.removals, self.root
             )
         return store
 

@@ -41,7 +41,9 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     starts = (((each.name,), each.starts) for each in seen)
     yield counter("executor_starts", "Executors that were started.", DEVICE, starts)
     crashes = (((each.name,), each.crashes) for each in seen)
-    help_text = "Executors that died, or were killed because a start or a run did not end in time."
+    help_text = (
+        "Executors that died, whose device failed, or that were killed because a start or a run did not end in time."
+    )
     yield counter("executor_crashes", help_text, DEVICE, crashes)
     prepared = (((each.name,), each.prepared) for each in seen)
     help_text = (

@@ -15,7 +15,8 @@ from overwinter.worker.channel import close_all
 from overwinter.worker.family import Family
 from overwinter.worker.heap import release_heap
 from overwinter.worker.messages import Prepare
-from overwinter.worker.runner import Prepared
+from overwinter.worker.runner import OPERATOR_ERRORS, Prepared
+from overwinter.worker.shortage import lacks_memory
 
 _libc = ctypes.CDLL(None)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -65,7 +66,13 @@ class Programs(Mapping[Address, Prepared]):
         family.take(message.bind, fds[1:])()
         runner = family.runner(message.bind.function)
         assert runner is not None, "it was bound just now"
-        runner.warm_up()
+        try:
+            runner.warm_up()
+        except OPERATOR_ERRORS as error:
+            if lacks_memory(error):
+                raise
+            # It is compiled, and may run on other values than zeros.
+            _log(f"{message.bind.function} is compiled, but fails on zeros: {error}")
         return family.prepared
 
     def forget(self, program: Address) -> None:

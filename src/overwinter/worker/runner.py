@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from overwinter.core.errors import ActivationsError, CallerError, HandlerError, OverwinterError
-from overwinter.core.tensor import TensorSpec
+from overwinter.core.tensor import BYTES, TensorSpec
 from overwinter.model.compile import compile_program, value_checks
 from overwinter.model.declared_outputs import DeclaredOutputs
 from overwinter.model.program import Program, decode_program
@@ -22,7 +22,7 @@ from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.split import FunctionBatch, Splits
-from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, Value
+from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, NoRows, Value
 from overwinter.worker.weights import differing_weights
 
 Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
@@ -171,6 +171,9 @@ class Runner:
             return dict(outputs)
         with self._handling:
             values = self._handler.postprocess(outputs, request)
+        for spec in self._handler_outputs:
+            if spec.datatype == BYTES and len(spec.shape) == 2 and values.get(spec.name) == []:
+                values[spec.name] = NoRows(width if isinstance(width := spec.shape[1], int) else 0)
         check_handler_outputs(values, self._handler_outputs)
         return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
 

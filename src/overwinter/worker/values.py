@@ -61,6 +61,14 @@ _KINDS: tuple[tuple[str, Callable[[torch.Tensor], bool]], ...] = (
 )
 
 
+class NoRows(list[list[bytes]]):
+    """BYTES of two dimensions without rows. Its list alone does not show that there are two."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+
 class EncodedTensor:
     """A tensor to be written into a buffer: its description and the source of its bytes."""
 
@@ -77,7 +85,9 @@ class EncodedTensor:
             elements = [element for row in rows for element in row] or [e for e in value if isinstance(e, bytes)]
             if len(elements) > ELEMENTS_MAX:
                 raise HandlerError(f"output {name!r} has {len(elements)} elements; BYTES may have {ELEMENTS_MAX}")
-            shape = (len(rows), len(rows[0])) if rows else (len(value),)
+            shape: tuple[int, ...] = (len(rows), len(rows[0])) if rows else (len(value),)
+            if isinstance(value, NoRows):
+                shape = (0, value.width)
             self._bytes = pack_bytes(elements)
             self.meta = TensorMeta(name, BYTES, shape, len(self._bytes))
 
