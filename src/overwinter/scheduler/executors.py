@@ -96,13 +96,13 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
     if preparing is not None:
         if event.lost_blocks:
             _lose_blocks(cycle, preparing.function, operation)
-        spared = _is_spared(preparing.function, event)
+        spared = _spare(preparing.function, event)
         device_ahead.preparation_failed(cycle, preparing.function, operation, spared)
         return
     if operation is not None and not operation.parts:
         if event.lost_blocks:
             _lose_blocks(cycle, operation.function, None)
-        spared = _is_spared(operation.function, event)
+        spared = _spare(operation.function, event)
         device_ahead.preparation_failed(cycle, operation.function, None, spared)
         return
     _failed(cycle, device, executor.owner, None if operation is None else operation.function, event.reason)
@@ -111,8 +111,8 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
         _retry(cycle, operation, event)
 
 
-def _is_spared(function: Function, event: WorkerExited) -> bool:
-    """Whether an exit does not count as a failure of the function: a block was missing, and not twice in a row."""
+def _spare(function: Function, event: WorkerExited) -> bool:
+    """Record whether a block was missing. Return whether that excuses the exit: not if it happens twice in a row."""
     spared = event.lost_blocks and not function.lost_blocks
     function.lost_blocks = event.lost_blocks
     return spared
@@ -253,7 +253,7 @@ def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -
     function = part.function
     if event.lost_blocks and function.loaded:
         release(cycle, function)
-    spared = _is_spared(function, event)
+    spared = _spare(function, event)
     _try_again(cycle, part, event.error, event.reason)
     if not (spared and is_alone):
         _count_failure(cycle, function, event.error, event.reason, is_alone)

@@ -44,7 +44,7 @@ class Programs(Mapping[Address, Prepared]):
         return len(self._ready)
 
     def prepare(self, message: Prepare, fds: list[int]) -> None:
-        """Compile the program of `message`, and run it once. A failure is logged, and workers then compile it."""
+        """Compile the program of `message`, and run it once. Failures are logged; workers compile what this did not."""
         try:
             with _tensors_outside_heap():
                 self._ready[message.load.program] = self._warmed_up(message, fds)
