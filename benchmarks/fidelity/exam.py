@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import overwinter
 from benchmarks.fidelity.architecture import Architecture, Sizes, leaves
 from benchmarks.fidelity.judge import Finding, Verdict, judged, refused, worst
-from overwinter.api.deployer import deploy_exported
+from overwinter.api.deployer import deploy_agreed
 from overwinter.core.errors import AuthorError, CallerError, OverwinterError
 from overwinter.core.function import Settings
+from overwinter.model.agreement import agree
 from overwinter.model.export import export_saved
 
 SETTINGS: dict[str, Any] = {"timeout_s": 30.0, "max_workers": 1}
@@ -105,7 +106,8 @@ def _deploy_saved(name: str, program: torch.export.ExportedProgram, url: str, se
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.pt2"
         torch.export.save(program, path)
-        deploy_exported(export_saved(path), url, name=name, settings=Settings(**settings))
+        chosen = Settings(**settings)
+        deploy_agreed(agree(export_saved(path), chosen.max_batch), url, name=name, settings=chosen)
 
 
 def _compare_answer(

@@ -92,7 +92,7 @@ def overloaded(inputs: dict[str, Tensor]) -> Outputs:
 
 
 def broken(inputs: dict[str, Tensor]) -> Outputs:
-    raise ZeroDivisionError("a secret of the house")
+    raise ZeroDivisionError("a secret of the node")
 
 
 ECHOED = ("BOOL", "UINT8", "INT8", "INT16", "UINT32", "INT64", "UINT64", "FP16", "BF16", "FP32", "FP64", BYTES)

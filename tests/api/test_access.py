@@ -320,7 +320,7 @@ def test_changes_are_written_to_the_audit_log(
 
 
 def test_a_token_file_that_cannot_be_read_admits_no_request(
-    served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client
+    served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     headers = bearer(made(tokens, "default"))
     kept = (tmp_path / FILE).read_bytes()
@@ -329,6 +329,8 @@ def test_a_token_file_that_cannot_be_read_admits_no_request(
     answers = [http.get("/v2", headers=each) for each in (headers, headers, {})]
     assert [answer.status_code for answer in answers] == [500] * 3
     assert str(tmp_path) not in answers[0].text
+    [record] = caplog.records
+    assert str(tmp_path / FILE) in record.message
     (tmp_path / FILE).write_bytes(kept)
     assert http.get("/v2", headers=headers).status_code == 200
     (tmp_path / FILE).unlink()

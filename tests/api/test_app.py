@@ -216,7 +216,7 @@ def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Pa
 
 
 def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector is off, because it does not know how much memory the objects hold."""
+    """The garbage collector is off: it does not know how much memory the objects hold, so it must not be needed."""
     sent: list[weakref.ref[memoryview]] = []
 
     def refuse(inputs: dict[str, Tensor]) -> list[Tensor]:

@@ -1,7 +1,7 @@
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import httpx
 import numpy
@@ -146,7 +146,7 @@ def test_a_node_that_says_nothing() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "not a node's"),
     ],
 )
-def test_somebody_else_there(answer: bytes, words: str) -> None:
+def test_an_answer_that_is_not_a_node_s_is_an_error(answer: bytes, words: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         answering = threading.Thread(target=answer_once, args=(listener, answer))
@@ -157,11 +157,41 @@ def test_somebody_else_there(answer: bytes, words: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "call"),
+    [
+        (b'{"progress": 1}\n', lambda client: client.profile("f")),
+        (b'{"model_version": "1", "outputs": [{"name": "y", "datatype": "FP32", "shape": [0], "parameters": {}}]}',
+         lambda client: client.infer("f", {"x": numpy.zeros(1)})),
+    ],
+)  # fmt: skip
+def test_an_answer_in_another_form_is_an_error_of_the_machine(answer: bytes, call: Callable[[Client], object]) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(answer)}\r\nInference-Header-Content-Length: {len(answer)}\r\n\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        answering = threading.Thread(target=answer_once, args=(listener, head.encode() + answer))
+        answering.start()
+        with Client(url) as client, pytest.raises(MachineError, match=url):
+            call(client)
+        answering.join()
+
+
+@pytest.mark.parametrize(
     "url", ["http://::1:8000", "http://localhost:8OOO", "http://node.example:${PORT}", f"http://{'a' * 64}:8000"]
 )
 def test_an_invalid_address_is_named(url: str) -> None:
     with pytest.raises(CallerError, match="is not an address"):
         Client(url)
+
+
+def test_an_address_may_have_any_characters() -> None:
+    for url in (
+        "http://bücher.example",
+        "http://xn--ls8h.la",
+        "http://אב1.com",
+        "http://[::1]:8000",
+        "http://localhost",
+    ):
+        Client(url).close()
 
 
 def test_a_rate_that_allows_the_request_only_after_the_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,17 @@
-"""What becomes a package, and what is refused before anything is sent."""
+"""What a package contains, what is refused before anything is sent, and uploads that take long."""
 
 from functools import partial
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from overwinter.api.client import RegisteredVersion
 from overwinter.api.deployer import Package, deploy, package
-from overwinter.core.errors import CallerError, ConflictError, ProgramError
+from overwinter.api.directories import deploy_directory
+from overwinter.core.errors import CallerError, ConflictError, MachineError, ProgramError
 from overwinter.core.function import Settings
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
@@ -103,6 +106,18 @@ def test_the_comparison_is_recorded_in_the_manifest():
     alone = package("f", *agreed(Centred())).manifest
     assert alone.settings.max_batch == 1
     assert "'output'" in alone.agreement.batching.obstacle
+
+
+def test_a_note_of_the_comparison_is_a_warning_at_the_line_of_the_deploy(tmp_path, monkeypatch):
+    whole = agreed(Doubled())
+    noted = whole._replace(agreement=msgspec.structs.replace(whole.agreement, notes=("a size is restricted",)))
+    monkeypatch.setattr("overwinter.model.agreement.agree", lambda *_: noted)
+    opened = SimpleNamespace(agreed=noted, handler=None, assets=None, samples=())
+    monkeypatch.setattr("overwinter.api.directories.open_contained", lambda *_: opened)
+    for call in (partial(deploy, Doubled(), (torch.zeros(2, 2),)), partial(deploy_directory, tmp_path)):
+        with pytest.warns(UserWarning, match="a size is restricted") as warned, pytest.raises(MachineError):
+            call(name="f", url="http://127.0.0.1:9")
+        assert [each.filename for each in warned] == [__file__]
 
 
 def test_a_handler_that_is_not_utf_8_is_refused_by_name(tmp_path):

@@ -73,7 +73,7 @@ def test_text_without_names_is_not_searched_character_by_character(text: str) ->
 
 
 def test_a_tenant_does_not_reach_another_s_function_whose_name_begins_with_its_prefix(node: FakeNode) -> None:
-    """This is possible where names with dots were deployed before there were tokens."""
+    """Such a name exists where a function with dots in its name was deployed before there were tokens."""
     put(node, "squatter")
     squatted = msgspec.structs.replace(manifest_of("acme..f", PROGRAM, TAKES, TAKES), tenant="squatter")
     asyncio.run(node.deploy(squatted))

@@ -107,7 +107,7 @@ def test_answers_are_computed_for_the_tenant_and_once_for_all_that_wait() -> Non
     assert len(telemetry.asked) <= 4
 
 
-def test_names_in_metrics_are_converted_line_by_line_beside_the_loop() -> None:
+def test_names_in_metrics_are_converted_line_by_line_in_a_thread() -> None:
     told: list[tuple[bytes, int]] = []
 
     class Names(TenantNames):
@@ -159,7 +159,7 @@ def test_only_a_tenants_own_activity_is_converted() -> None:
     assert ([each.worker for each in own.workers], own.worker_states) == ([1], {"idle": 1})
 
 
-def test_long_activity_and_usage_are_converted_one_by_one_beside_the_loop() -> None:
+def test_long_activity_and_usage_are_converted_one_by_one_in_a_thread() -> None:
     told: list[tuple[bytes, int]] = []
 
     class Names(TenantNames):

@@ -95,6 +95,7 @@ def measured(point: Point, **changes) -> Profile:
 
 
 GOOD = Point(1, 10, 1, 1, 0.1)
+LAYER = LayerPoint(path="a", macs=1, weight_bytes=1, output_bytes=1, latency_s={1: 0.1})
 
 
 @pytest.mark.parametrize(
@@ -113,11 +114,13 @@ GOOD = Point(1, 10, 1, 1, 0.1)
         measured(GOOD, wake_s=-1.0),
         measured(GOOD, weight_bytes=-1),
         measured(GOOD, macs=1 << 80),
-        measured(GOOD, layers=(LayerPoint(path="a", macs=1, weight_bytes=1, output_bytes=1, latency_s={1: nan}),)),
+        *(measured(GOOD, layers=(msgspec.structs.replace(LAYER, **{field: value}),)) for field, value in [
+            ("latency_s", {1: nan}), ("latency_s", {0: 0.1}), ("macs", -1), ("weight_bytes", -1), ("output_bytes", -1),
+        ]),
     ],
-)
+)  # fmt: skip
 def test_an_impossible_profile_has_a_fault(wrong):
-    assert measured(GOOD).fault() is None
+    assert measured(GOOD, layers=(LAYER,)).fault() is None
     assert wrong.fault() is not None
 
 

@@ -29,7 +29,7 @@ def largest(sizes, begins):
 
 
 def choices(length: int, count: int):
-    """Yield every way to divide into at most so many slices."""
+    """Yield every way to divide this many parts into at most `count` slices, as the first part of each."""
     if count == 1 or length == 1:
         yield [0]
         return

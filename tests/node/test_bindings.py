@@ -178,6 +178,7 @@ def test_the_former_file_of_a_block_belongs_to_those_that_were_bound_before(func
         node.answered(function.id)
         node.mark_dropped(frozenset(bind.blocks[0][:1]))
     assert node.inodes == {path.stat().st_ino for path in paths}
-    for function in (first, second):
-        node.end(function.id)
+    node.end(first.id)
+    assert node.inodes == {paths[1].stat().st_ino}
+    node.end(second.id)
     assert node.inodes == set()

@@ -1,4 +1,4 @@
-"""The devices of a test's world: which functions are there, and whether the scheduler knows it."""
+"""The devices of a test's world: what is there, and a check that the actions of the scheduler agree with it."""
 
 from collections.abc import Sequence
 

@@ -34,7 +34,7 @@ EITHER = "bd"
 CUT = "dh"
 """Those whose programs run on devices in slices."""
 TOGETHER = "abcabc"
-"""Functions that sometimes get requests at once."""
+"""Functions that sometimes get requests at the same time."""
 TIMEOUT_S = 500.0
 POINTS = tuple(
     Point(cores, 4 + batch, batch, 1, 0.1 * (1 + 0.1 * batch) / cores) for cores in (1, 2) for batch in (1, 2, 4)
@@ -153,7 +153,7 @@ def play(world: World, chance: Random, steps: int, first: int = 0) -> None:
 
 
 def actions(policy: str, steps: int) -> list:
-    """Return the actions under a policy, with all resources scarce and then with few workers; `devices`: on devices."""
+    """Return the actions under a policy with all resources scarce, then with few workers; "devices": on two devices."""
     if policy == "devices":
         world = World(devices=tuple(DeviceConfig(name=f"virtual:{n}", memory_bytes=1 << 20) for n in range(2)))
         play(world, Random(1), steps)

@@ -15,7 +15,7 @@ from tests.telemetry.test_pool import Watched
 
 
 class Node(Watched):
-    """A world whose workers call the program in each run, and run it themselves in `cpu_s` if they are to."""
+    """A world whose workers call the program in each run, and run it themselves in `cpu_s` if it is left to them."""
 
     def __init__(
         self, cpu_s=0.5, device_s=0.1, devices=1, is_profiled=True, cut=False, after_s=0.0, **settings
@@ -114,7 +114,7 @@ def test_runs_that_a_device_helped_tell_nothing_about_workers():
 
 
 def waiting(node: Node) -> int:
-    """Return a call that waits for a device behind another one."""
+    """Return a call that waits for a device behind another call."""
     for _ in range(2):
         node.arrive()
         node.call()

@@ -94,7 +94,7 @@ def test_a_bind_for_which_there_is_no_room_takes_the_place_of_the_function_that_
 
 
 def lacking() -> tuple[World, int]:
-    """A request waits next to a free slot of a busy worker, because there is no private memory for a bind."""
+    """A request waits although a busy worker has a free slot, because there is no private memory for a bind."""
     world = node(14)
     use(world, "f")
     measure(world)
@@ -129,7 +129,7 @@ def test_an_idle_worker_is_stopped_so_that_the_next_bind_finds_room():
 
 
 def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
-    """A request waits next to a free slot of a busy worker, while a function outside its family has an idle worker."""
+    """A request needs a bind in a busy worker, while a function outside its family has an idle worker."""
     world = node(mib)
     small = Profile(weight_bytes=10, macs=100, points=(Point(1, idle_mib * MIB, 1, 1, 0.1),))
     world.deploy(spec("x", blobs=(("x", 10),), profile=small))
@@ -277,7 +277,7 @@ def test_what_lacked_private_memory_is_bound_when_a_measurement_shows_that_there
 # Memory that became free when a worker of a function outside the family ended.
 @example("overwinter", 23, [*[("f", "u")] * 5, ("f", "m"), ("x", "u"), ("f", "a"), ("g", "a"), ("h", "u")])
 def test_what_binds_add_was_claimed_before_and_fits(policy, mib, steps):
-    """In a worker that was measured once; the memory of the first function beyond its need is not known before."""
+    """This holds once the worker was measured: before, what its first function takes beyond the need is unknown."""
     world = node(mib, policy, others="xy")
     for name, step in steps:
         world.now += 0.05

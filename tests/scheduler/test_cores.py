@@ -326,7 +326,7 @@ def test_functions_that_no_longer_wait_do_not_hide_an_urgent_one():
     queue = world.state.core_queue
     assert len(queue.due) <= len(queue.timely) + INVALID_MAX
     world.arrive("slow")
-    # Another entry is valid, and before many invalid ones.
-    queue.due[:0] = [*([(0, 0.0, 0, "gone@1")] * INVALID_MAX)]
+    # The heap now begins with many invalid entries.
+    queue.due[:0] = [(0, 0.0, 0, "gone@1")] * (INVALID_MAX - len(queue.due))
     urgent = world.arrive("short")
     assert [run.requests for run in world.running.values()][1:] == [(urgent,)]

@@ -17,7 +17,7 @@ RUN_S = 0.3
 
 
 def world_of(number, tenants="tuv", **config) -> World:
-    """Return a world with so many devices, and for each tenant a function with the tenant's name."""
+    """Return a world with this many devices, and for each tenant a function with the tenant's name."""
     world = World(devices=tuple(map(device, range(number))), **config)
     for tenant in tenants:
         world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=1000.0))

@@ -1,4 +1,4 @@
-"""Idle devices prepare functions before their first request, and no request waits for that."""
+"""Idle devices prepare functions before their first request, and a run ends a preparation early."""
 
 import pytest
 
@@ -233,8 +233,10 @@ def run(world: World, name: str) -> None:
     while request not in world.answers:
         if world.loads or world.starting:
             world.settle_processes()
-        else:
+        elif world.devices.running:
             world.finish_on_device()
+        else:
+            world.ring()
 
 
 def test_others_are_prepared_when_the_pause_after_a_death_is_over():
@@ -254,13 +256,56 @@ def test_a_preparation_that_lacked_a_block_is_repeated_when_the_block_is_loaded(
     world = loaded(pooled("f", 1000), pooled("g", 1000))
     run(world, "f")
     for repeated in (True, False):
-        [preparing] = world.devices.preparing.values()
-        world.die(preparing.executor, lost_blocks=True)
-        assert not world.state.functions["g@1"].loaded
-        run(world, "f")
-        world.manage(LoadAsked("g@1"))
-        world.load_blocks()
+        lose_a_block(world)
         assert [each.function for each in world.devices.preparing.values()] == ["g@1"] * repeated
+
+
+def lose_a_block(world: World) -> None:
+    """Let the preparation of `g` fail because a block is missing, and load the blocks again."""
+    [preparing] = world.devices.preparing.values()
+    world.die(preparing.executor, lost_blocks=True)
+    assert not world.state.functions["g@1"].loaded
+    run(world, "f")
+    world.manage(LoadAsked("g@1"))
+    world.load_blocks()
+
+
+def test_a_block_may_be_missing_again_after_a_preparation_that_succeeded():
+    world = loaded(pooled("f", 1000), pooled("g", 1000), backoff_first_s=1.0)
+    run(world, "f")
+    lose_a_block(world)
+    world.end_preparation()
+    world.now += 100.0
+    world.die(next(iter(world.state.pool.executors)))
+    world.now += 100.0
+    run(world, "f")
+    lose_a_block(world)
+    assert [each.function for each in world.devices.preparing.values()] == ["g@1"]
+
+
+def test_a_function_is_prepared_when_its_backoff_is_over():
+    world = loaded(pooled("f", 1000), pooled("g", 1000))
+    function = world.state.functions["g@1"]
+    function.failures, function.backoff_until = 2, world.now + 20.0
+    world.scheduler.cycle.timers.arm("g@1", function.backoff_until)
+    run(world, "f")
+    assert not world.devices.preparing
+    while world.now < function.backoff_until:
+        world.ring()
+    assert [each.function for each in world.devices.preparing.values()] == ["g@1"]
+
+
+def test_the_end_of_a_pause_counts_also_when_another_one_begins():
+    world = loaded(pooled("f", 1000), pooled("g", 1000, tenant="u"), pooled("h", 1000), device_isolation="none")
+    run(world, "f")
+    [preparing] = world.devices.preparing.values()
+    pool, cycle = world.state.pool, world.scheduler.cycle
+    pool.unprepared_until[{"h@1": "u", "g@1": "t"}[preparing.function]] = world.now
+    device_ahead.preparation_failed(cycle, world.state.functions[preparing.function], None)
+    [executor] = [device.executor for device in pool.executors.values()]
+    executor.may_prepare, executor.preparing = False, None
+    device_ahead.check(cycle)
+    assert executor.may_prepare or executor.preparing
 
 
 def test_a_function_that_was_not_used_for_long_is_prepared_when_it_is_used_again():

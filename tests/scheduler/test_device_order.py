@@ -141,7 +141,7 @@ def test_a_function_that_misses_its_slo_most_has_low_priority_under_overload_unt
     world = rrc_world()
     assert first_of(world, "late", "timely") == "timely@1"
     answered(world, "later")
-    # It needs fewer answers in time than the other one.
+    # It needs fewer answers in time than `late`.
     assert first_of(world, "timely", "late", "later") == "later@1"
     world.calm()
     assert not world.state.pool.with_answers

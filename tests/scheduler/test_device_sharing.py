@@ -1,4 +1,4 @@
-"""Requests of siblings share a run on a device, as far as nothing else is slower for it."""
+"""Requests of siblings share a run on a device, if that needs no long transfer and no eviction."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Functions of the pool run on any device, whose executor is started on need and replaced when it fails."""
+"""Functions of the pool run on any device, whose executor is started on demand and replaced when it fails."""
 
 import msgspec
 import pytest

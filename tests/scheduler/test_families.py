@@ -369,7 +369,7 @@ def test_functions_whose_keep_alives_end_together_are_unbound_in_several_steps(m
         world.ring()
         left.append(len(world.bound[worker]))
         world.settle_processes()
-    # Then the worker's own keep-alive ends, and it stops with the others.
+    # When the worker's own keep-alive ends, it stops with the functions that are still bound.
     assert all(before - after <= 2 for before, after in pairwise(left))
     assert left[1] == len(names) - 2
 
@@ -429,7 +429,7 @@ def test_a_worker_far_beyond_its_need_unbinds_some_functions_in_each_step(monkey
     assert marked == ["one"]
 
 
-def test_a_function_that_can_be_bound_does_not_wait_behind_those_that_are_loaded(monkeypatch):
+def test_a_function_that_can_be_bound_does_not_wait_behind_those_whose_blocks_are_loading(monkeypatch):
     monkeypatch.setattr(families, "MARKED_MAX", 2)
     world = World(cores=1)
     world.resident |= {("", block) for block in ("shared", "own-of-x", "own-of-y")}
@@ -506,6 +506,31 @@ def test_a_function_in_backoff_does_not_keep_the_idle_workers_of_its_family(wait
     world.arrive("g")
     world.load_blocks()
     assert len(world.stopping) == 1
+
+
+def test_a_function_in_backoff_does_not_keep_an_idle_worker_that_lacks_it():
+    world = World(cores=8, workers_max=3, backoff_first_s=20.0, backoff_max_s=30.0)
+    for name in "fx":
+        world.deploy(member(name, timeout_s=500.0))
+    for _ in range(3):
+        world.arrive("f")
+    while world.loads or world.starting:
+        world.settle_processes()
+    while world.running:
+        world.finish()
+    for _ in range(2):
+        world.arrive("x")
+    while world.loads or world.starting:
+        world.settle_processes()
+    for _ in range(3):
+        world.settle_processes()
+    function = world.state.functions["x@1"]
+    world.die(next(iter(world.running.values())).worker)
+    assert function.backoff_until > world.now
+    assert function.queue
+    [lacking] = [worker for worker in world.state.workers.values() if worker.is_idle]
+    assert "x@1" not in lacking.bound
+    assert list(world.state.tenants["t"].spare) == [lacking.id]
 
 
 def test_a_function_in_backoff_keeps_the_idle_worker_that_has_it():

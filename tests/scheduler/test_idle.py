@@ -115,7 +115,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
 
 @pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", KEPT_FOR_TENANT_S)])
 def test_an_idle_worker_is_stopped_at_once_for_its_own_tenant_and_later_for_another(tenant, after_s):
-    """Another tenant has no larger share than the one that needs memory."""
+    """In the second case the owner of the idle worker has no larger share than the tenant that needs memory."""
     busy = made("busy", timeout_s=1000.0, max_workers=2)
     world = node(busy, made("idle", tenant=tenant), memory_bytes=20 * MIB)
     use(world, "idle")

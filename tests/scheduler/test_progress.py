@@ -42,7 +42,7 @@ BOUNDS: dict[str, dict[str, list[int]]] = {
     "cores": {"cores": [1, 2]},
     "all": {"memory_bytes": [20], "workers_max": [1, 2, 8], "host_bytes": [10, 20, 30], "cores": [1, 2]},
 }
-"""The limits of each kind, of which one each is drawn."""
+"""The possible values of each limit, of which one is drawn."""
 SETTINGS = {
     "keep_alive_s": [None, 1.0, 60.0],
     "slo_ms": [None, 50, 200],

@@ -245,7 +245,7 @@ def test_no_request_is_forgotten_in_families(policy):
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_request_is_forgotten_with_workers_forked_ahead(policy, monkeypatch):
-    # Smaller than every measured worker, so that bounded memory suffices for a few.
+    # Smaller than every profiled worker, so that bounded memory suffices for a few.
     monkeypatch.setattr(ahead, "AHEAD_BYTES", 3)
     bounds = {"bounds": {"workers_ahead": 2}, "families": ("", "one")}
     machine = type("Ahead", (AnyOrder,), {"policy": policy, **bounds})

@@ -20,7 +20,7 @@ def answered(world, name="f", seconds=RUN_S) -> None:
 
 
 def quick(world, times, name="f") -> None:
-    """Send requests one after the other, hardly a pause between them."""
+    """Send requests one after the other, with hardly a pause between them."""
     for _ in range(times):
         answered(world, name)
         world.now += RUN_S / 4
@@ -236,7 +236,7 @@ def test_an_executor_that_fails_while_it_brings_a_function_costs_no_device_and_n
     world.settle()
     assert len(world.devices.executors) == 2
     quick(world, 10)
-    # A block that is missing once is loaded again, and so is the function brought again.
+    # A block that is missing for the first time is loaded again, and then the function is brought again.
     assert len(brought(world)) == (2 if how == "lacks a block" else 1)
     assert all(isinstance(each, Reply) for each in world.answers.values())
 

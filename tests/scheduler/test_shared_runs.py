@@ -204,7 +204,7 @@ def test_a_run_of_several_that_hangs_is_stopped_in_time_to_try_each_by_itself(or
         world.ring()
     assert world.now <= 3.0 + 1e-6
     world.settle_processes()
-    # The one hangs again, and the others need not wait for it.
+    # `f` hangs again, and the others need not wait for it.
     while not all(request in world.answers for request in requests.values()):
         assert all(len(set(functions)) == 1 for functions in running(world))
         healthy = [each for each in world.running.values() if "f@1" not in world.whose(each)]
@@ -290,7 +290,7 @@ def operation_of(world, run):
     return world.state.workers[run.worker].runs[run.run]
 
 
-def test_a_run_of_several_is_expected_to_take_what_each_has_for_itself_function_by_function():
+def test_a_shared_run_is_expected_to_run_its_separate_part_function_by_function():
     world = family(half_own("f"), half_own("g"))
     busy(world)
     for name in ("f", "g", "g"):
@@ -327,7 +327,7 @@ def hurried(*waited_s):
 
 def test_as_many_join_as_keep_the_leader_in_time():
     world, run, [request], others = hurried(0.12)
-    # All four would take 90 ms, of the 80 that are left.
+    # All four would take 90 ms, but only 80 are left.
     assert run.requests[0] == request
     assert len(run.requests) == 3
     latency = world.state.families["one"].latency

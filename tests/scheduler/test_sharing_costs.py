@@ -79,7 +79,7 @@ def test_when_times_change_so_does_what_is_done(before, after):
     assert sharing.is_faster == (after < 1)
 
 
-def test_one_slow_run_of_several_ends_nothing_for_long():
+def test_one_slow_shared_run_does_not_end_sharing_for_long():
     """The first shared run in a worker includes the trial of its split."""
     sharing = Sharing()
     sharing.observe(POINT, [1], ALONE_S)
@@ -89,8 +89,8 @@ def test_one_slow_run_of_several_ends_nothing_for_long():
     assert sum(runs(sharing, 300, lambda: next(slow))) > 285
 
 
-def test_a_slow_machine_makes_no_run_of_several_pay():
-    """Whatever else computes: separate runs are observed often enough for a comparison."""
+def test_a_slow_machine_makes_no_shared_run_pay():
+    """Separate runs are observed often enough for a comparison, whatever the other load."""
     sharing = Sharing()
     runs(sharing, 500, lambda: 1.2)
     assert sum(runs(sharing, 500, lambda: 1.2, 3 * ALONE_S)) < 25

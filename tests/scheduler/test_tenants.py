@@ -327,7 +327,7 @@ def test_an_idle_worker_whose_family_waits_for_a_batch_is_taken_after_the_drain_
         run_all()
         if first not in world.answers:
             world.ring()
-    # So many that the workers do not keep up, and their callers leave.
+    # So many requests that the workers do not keep up; their callers leave.
     for _ in range(300):
         leaving = world.arrive("f")
         world.send(Cancelled(leaving))

@@ -81,7 +81,7 @@ def lifecycle_states(state: State, now: Seconds) -> LifecycleStates:
 
 
 def check_steps(before: LifecycleStates, after: LifecycleStates, event: Event) -> None:
-    """AssertionError for a change to which the steps of this event do not lead."""
+    """Raise AssertionError for a change to which the transitions of this event do not lead."""
     kind, function, worker = type(event), getattr(event, "function", None), getattr(event, "worker", None)
     for id_ in before.functions.keys() & after.functions.keys():
         (life, blocks), (life_now, blocks_now) = before.functions[id_], after.functions[id_]

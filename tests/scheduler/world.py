@@ -234,7 +234,7 @@ class World:
     # Events that may happen next
 
     def deploy(self, function: FunctionSpec, on_trial=False, quarantined="", cut=False) -> list:
-        """Deploy a function, and for `any` its program as another one, as a node with devices does; `cut`: slices."""
+        """Deploy a function, and with device "any" also its program as another, as a node does; `cut`: in slices."""
         program = program_id(function.id)
         if self.devices.configs and function.settings.device == "any" and not is_part(function.name):
             named = {"id": program, "name": program_name(function.name)}

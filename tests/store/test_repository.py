@@ -313,6 +313,7 @@ def test_a_collection_spares_what_a_deploy_in_progress_counts_on(repository):
 def test_a_collection_removes_old_drafts_and_damaged_blocks_only(repository):
     put(repository, ADDRESS, DATA)
     flip_bit(repository.path(ADDRESS))
+    os.utime(repository.path(ADDRESS), (0, 0))
     assert repository.set_aside(ADDRESS)
     with upload(repository, ADDRESS) as begun:
         begun.write(DATA)

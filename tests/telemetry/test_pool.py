@@ -123,6 +123,27 @@ def test_the_readers_agree_with_the_scheduler_whatever_happens(seed, isolation, 
     assert world.statistics.removed_tallies == []
 
 
+def test_two_versions_of_a_function_in_one_run_count_as_one_run_of_it():
+    world = Watched(devices=(device(),))
+    for version in (1, 2):
+        blobs = [("trunk", 500_000), (f"head-{version}", 10)]
+        world.deploy(spec("f", version, blobs, device="pool", max_batch=8, family="one"))
+    for version in (1, 2, 1, 2):
+        world.arrive("f", version)
+        world.settle_processes()
+        world.wait(0.1)
+        world.settle()
+    f, before = world.statistics.tallies["f"], len(of(world, RunOnDevice))
+    for version in (1, 1, 2, 2, 2):
+        world.arrive("f", version)
+    assert world.statistics.running()["f"] == 1
+    world.finish_on_device()
+    assert set(of(world, RunOnDevice)[-1].functions) == {"f@1", "f@2"}
+    assert world.statistics.running()["f"] == 4
+    world.settle()
+    assert f.by_device["virtual:0"].runs == f.on_devices.runs == len(of(world, RunOnDevice)) == before + 2
+
+
 def test_a_run_counts_where_and_for_whom_it_ran():
     world = Watched(devices=(device(),))
     for name in "fg":

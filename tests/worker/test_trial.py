@@ -123,7 +123,7 @@ def test_a_step_may_take_more_than_it_is_given_where_that_has_a_default():
 
 
 class Lookup(torch.nn.Module):
-    """Looks up numbers that begin with 1."""
+    """Looks up numbers counted from 1, so that 0 is invalid."""
 
     def __init__(self):
         super().__init__()
@@ -145,11 +145,11 @@ def test_a_program_that_fails_for_some_values_may_fail_on_zeros():
         trial.check_samples(one, [{"ids": torch.zeros(1, 3, dtype=torch.int64)}])
 
 
-def test_a_program_that_always_fails_is_refused(prepared):
+def test_a_program_that_always_fails_is_refused(prepared, monkeypatch):
     def failing(weights, inputs):
         raise RuntimeError("no such kernel")
 
     one = Runner("f@1", prepared, [], None, run=failing)
-    one.prepared.run = failing
+    monkeypatch.setattr(prepared, "run", failing)
     with pytest.raises(RuntimeError, match="no such kernel"):
         trial.run_on_zeros(one)

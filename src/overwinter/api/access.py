@@ -6,6 +6,7 @@ a token acts for the token's tenant, or with the scope `admin` for the tenant th
 checked for each request, so that a change by the administrator takes effect with the next request on any connection.
 """
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -18,12 +19,13 @@ from overwinter.api.tenancy import TenantNode
 from overwinter.core.errors import CallerError, ForbiddenError, RateError, StoreError, UnauthorizedError
 from overwinter.core.ids import TenantId
 from overwinter.node import clock
+from overwinter.node.log_throttle import LogThrottle
 from overwinter.store.tokens import NO_TOKENS, SCOPES, KnownTokens, Quota, Scope, Token, TokenFile, is_tenant
 
 AUTHORIZATION = b"authorization"
 TENANT = b"overwinter-tenant"
 ONCE = {HOST: "Host", AUTHORIZATION: "Authorization", TENANT: "Overwinter-Tenant"}
-"""The headers that a request may have once. Of two, a proxy could check one, and the node use the other."""
+"""The headers that a request may have only once. With two, a proxy could check one, and the node use the other."""
 DEFAULT = TenantId("default")
 """The tenant of a request without the header Overwinter-Tenant. With a token, this name stands for the token's tenant.
 """
@@ -40,6 +42,8 @@ UNREADABLE = (
 ABSENT = (
     "this node requires a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
 )
+
+_log = logging.getLogger("overwinter.api")
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -85,8 +89,9 @@ class Access:
         self._version: object = None
         self._required = False
         self._grants: dict[bytes, _Grant] = {}
-        """The rights by the value of the header, because hashing a token takes longer than everything else."""
+        """The rights by the Authorization header, because hashing a token takes longer than the rest of the check."""
         self._rates: dict[TenantId, Rate] = {}
+        self._unreadable = LogThrottle(_log.error)
         self._reload()
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
@@ -134,7 +139,8 @@ class Access:
         try:
             self._known = self._file.read()
         except StoreError as error:
-            # The caller is not authenticated, so only the node's log gets the reason.
+            # The caller is not authenticated, so only the log gets the reason.
+            self._unreadable.log(None, f"{UNREADABLE}: {error}")
             raise StoreError(UNREADABLE) from error
         self._version = version
         # Once tokens are required, removing the file does not make the node open.

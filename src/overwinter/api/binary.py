@@ -51,12 +51,12 @@ def decode_reply(response: httpx.Response) -> tuple[Head, list[Tensor]]:
     try:
         head = int(response.headers[HEAD_LENGTH])
         reply = msgspec.json.decode(response.content[:head], type=Head)
+        sizes = [output.parameters["binary_data_size"] for output in reply.outputs]
     except (KeyError, ValueError) as error:
         raise MachineError(f"the answer from {response.url} is not binary inference: {error!r}") from error
     tensors = []
     tail = memoryview(response.content)[head:]
-    for output in reply.outputs:
-        size = output.parameters["binary_data_size"]
+    for output, size in zip(reply.outputs, sizes, strict=True):
         tensors.append(Tensor(output.name, output.datatype, output.shape, tail[:size]))
         check_size(tensors[-1])
         tail = tail[size:]

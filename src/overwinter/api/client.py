@@ -101,7 +101,7 @@ class Client:
         if token is not None and not (token.isascii() and token.isprintable()):
             raise CallerError("a token is printable ASCII; this one is not")
         try:
-            httpx.URL(url).host.encode("idna")
+            httpx.URL(url).raw_host.decode("ascii").encode("idna")
         except (httpx.InvalidURL, UnicodeError) as error:
             raise CallerError(f"{url!r} is not an address, such as http://[::1]:8000: {error}") from error
         self._url, self.tenant, self._timeout_s = url, tenant, timeout_s
@@ -202,8 +202,8 @@ class Client:
         try:
             with closing(response):
                 return _measured(response.iter_lines(), progress)
-        except httpx.TransportError as error:
-            raise MachineError(f"the node at {self._url} closed the connection while it measured: {error}") from error
+        except (httpx.TransportError, msgspec.DecodeError) as error:
+            raise MachineError(f"the measurement at {response.url} ended without a result: {error}") from error
 
     # Inference
 
@@ -219,7 +219,7 @@ class Client:
 
         Returns its outputs by name: NumPy arrays, or nested lists where NumPy is not installed. `timeout_s` is the
         timeout of the request; the default is the function's. `wait_s`: how long to wait for the answer, by default
-        somewhat longer than `timeout_s`, or as long as for any other.
+        somewhat longer than `timeout_s`, or without a `timeout_s` as long as for any other answer.
         """
         specs: dict[str, TensorSpec] = {}
 

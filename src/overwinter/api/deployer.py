@@ -33,13 +33,12 @@ if TYPE_CHECKING:
 
     from overwinter.model.agreement import Agreed
     from overwinter.model.arguments import Dynamic
-    from overwinter.model.conversion import Exported
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEPLOY_TIMEOUT_S = 600.0
 """The longest wait for one answer to a deploy. It is long because the node tries a new version before it answers."""
 RENEW_S = 60.0
-"""The time after which an upload asks again for its blobs, so that the node keeps those that it already has."""
+"""The time after which an upload asks again which blobs are missing, so that the node keeps those that it has."""
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
 MS_OF = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 
@@ -164,12 +163,14 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     another argument is wrong, and the node's error when it refuses. Warnings report sizes that had to be restricted,
     and what the trial on the node found.
     """
-    from overwinter.model.export import export  # importing PyTorch takes a second, so import it only to deploy
+    # Importing PyTorch takes a second.
+    from overwinter.model.agreement import agree
+    from overwinter.model.export import export
 
     chosen = settings_of(slo, settings)
     source = None if handler is None else read_source(Path(handler))
-    return deploy_exported(
-        export(model, example_inputs, dynamic),
+    return deploy_agreed(
+        agree(export(model, example_inputs, dynamic), chosen.max_batch),
         url,
         token=token,
         name=name,
@@ -181,31 +182,20 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     )
 
 
-def deploy_exported(
-    exported: "Exported", url: str, *, name: str, settings: Settings, token: str | None = None, **function: Any
-) -> Uploaded:
-    """Compare a program with its model and deploy it; `function` contains the arguments of `package`.
-
-    Notes of the comparison and of the trial become warnings.
-    """
-    from overwinter.model.agreement import agree
-
-    return deploy_agreed(
-        agree(exported, settings.max_batch), url, name=name, settings=settings, token=token, **function
-    )
-
-
 def deploy_agreed(
     agreed: "Agreed", url: str, *, name: str, settings: Settings, token: str | None = None, **function: Any
 ) -> Uploaded:
-    """Deploy a program that was compared with its model, as `deploy_exported` does."""
+    """Deploy a program that was compared with its model; `function` contains the arguments of `package`.
+
+    Notes of the comparison and of the trial become warnings, at the line that called the caller.
+    """
     for note in agreed.agreement.notes:
-        warnings.warn(note, stacklevel=4)
+        warnings.warn(note, stacklevel=3)
     ready = package(name, *agreed, settings=settings, **function)
     with Client(url, DEPLOY_TIMEOUT_S, token=token) as client:
         deployed = ready.upload(client)
     if deployed.warning:
-        warnings.warn(deployed.warning, stacklevel=4)
+        warnings.warn(deployed.warning, stacklevel=3)
     return deployed
 
 

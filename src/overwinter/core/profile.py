@@ -114,9 +114,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         for point in self.points:
             yield from zip(POINT_BOUNDS, POINT_BOUNDS.values(), msgspec.structs.astuple(point), strict=True)
         for layer in self.layers:
-            yield from (
-                (f"a latency of layer {layer.path!r}", LAYER_LATENCY_BOUND, value) for value in layer.latency_s.values()
-            )
+            yield "macs", MACS_BOUND, layer.macs
+            yield "weight_bytes", BYTES_BOUND, layer.weight_bytes
+            yield "output_bytes", BYTES_BOUND, layer.output_bytes
+            for batch, latency_s in layer.latency_s.items():
+                yield "batch", POINT_BOUNDS["batch"], batch
+                yield f"a latency of layer {layer.path!r}", LAYER_LATENCY_BOUND, latency_s
 
     def part(self, share: float) -> "Profile":
         """Return the profile of a part of the program that takes this share of its time."""

@@ -44,7 +44,7 @@ _length = Struct("<I").unpack_from
 
 
 class TensorSpec(msgspec.Struct, frozen=True, gc=False):
-    """An input or output of a function: a named datatype and a shape; a str in the shape is a dynamic size."""
+    """An input or output of a function: its name, datatype and shape; a str in the shape is a dynamic size."""
 
     name: TensorName
     datatype: str
@@ -168,8 +168,8 @@ def check_elements(name: str, count: int, elements_max: int) -> None:
     """Raise TooLargeError when a BYTES tensor has too many elements."""
     if count > elements_max:
         raise TooLargeError(
-            f"BYTES tensor {name!r} has {count} elements, and at most {elements_max} are accepted: send fewer in one "
-            "request, one element that holds them all, or start the node with more --elements-max"
+            f"BYTES tensor {name!r} has {count} elements, and only {elements_max} more are accepted in one request: "
+            "send fewer, one element that holds them all, or start the node with a larger --elements-max"
         )
 
 

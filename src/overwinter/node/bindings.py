@@ -1,7 +1,7 @@
 """Tracks the functions that each worker or executor was given, and the blocks that it received for them."""
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from overwinter.core.ids import Address
@@ -24,7 +24,10 @@ class Bindings:
         self._users: Counter[Address] = Counter()
         self._dropped: set[Address] = set()
         """Its blocks whose files were dropped from a host store: they are handed over again for further functions."""
-        self._inodes: defaultdict[Address, set[int]] = defaultdict(set)
+        self._files: dict[Address, int] = {}
+        """The inode of the file that it received last for each of its blocks."""
+        self._inodes: dict[str, frozenset[int]] = {}
+        """The inodes of the files that each function uses: those of its blocks when it was handed over."""
         self.has_unbound = False
         """Whether it was instructed to unbind a function."""
         self._pending: dict[str, BindCallback] = {}
@@ -66,8 +69,9 @@ class Bindings:
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
         for number, fd in zip(self.lacking(bind), fds, strict=False):
-            # A function that was bound before continues to use the former file.
-            self._inodes[bind.blocks[number][0]].add(os.fstat(fd).st_ino)
+            self._files[bind.blocks[number][0]] = os.fstat(fd).st_ino
+        # A function that was bound before continues to use the former file of a block.
+        self._inodes[bind.function] = frozenset(self._files[at] for at, _ in bind.blocks if at in self._files)
         self._functions[bind.function] = function
         self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
         self._users.update(self._blocks[bind.function])
@@ -101,10 +105,10 @@ class Bindings:
         if function not in self._blocks or function in self._pending:
             raise ValueError(f"{function} is not bound")
         self.has_unbound = True
-        del self._functions[function]
+        del self._functions[function], self._inodes[function]
         for address in self._blocks.pop(function):
             self._users[address] -= 1
             if not self._users[address]:
                 del self._users[address]
                 self._dropped.discard(address)
-                self._inodes.pop(address, None)
+                self._files.pop(address, None)

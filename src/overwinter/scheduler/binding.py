@@ -224,7 +224,7 @@ def unbind_if_done(cycle: Cycle, worker: Worker, binding: Binding, marks: bool =
         return
     forget(worker, function)
     slots_changed(cycle, worker)
-    if worker.is_idle and (worker.family.with_keep_alive or cycle.policy.keep_alive != "unlimited"):
+    if worker.is_idle and (worker.family.keep_alive_members or cycle.policy.keep_alive != "unlimited"):
         # The unbound function may have had the longest keep-alive.
         cycle.timers.arm(worker.id, cycle.now)
     cycle.actions.append(Unbind(worker.id, id_))

@@ -120,8 +120,8 @@ def _refuse_unservable(cycle: Cycle) -> None:
 
 
 def _waits_for(function: Function, device: Device) -> bool:
-    """Whether a function waits for a device that is out of service: runs of other tenants failed there, whose requests
-    are refused meanwhile, and no run of its own tenant. Its own run may show that the device is sound.
+    """Whether a function waits for a device that is out of service: runs of other tenants failed there, and none of its
+    own tenant. Requests of those tenants are refused meanwhile. Its own run may show that the device is sound.
     """
     return bool(device.blamed) and function.spec.tenant not in device.blamed.values()
 

@@ -6,9 +6,9 @@ a core or capacity for a worker. The device stays free, because a run that is or
 the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). Then the
 device prepares again when it has been idle for IDLE_S, so that a client with one request after the other does not wait
 for a preparation at each of them. A function whose preparation kills its executor is not prepared again, and others of
-its tenant only after UNPREPARED_S; a block that is missing for once does not count. This counts as a failure neither
-of the device nor of the requests that waited for the end of the preparation. After a preparation that delays a run for
-longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S either.
+its tenant only after UNPREPARED_S, unless a block was missing for the first time. The end of the executor counts as a
+failure neither of the device nor of the requests that waited for the end of the preparation. After a preparation that
+delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S either.
 """
 
 from itertools import islice
@@ -120,10 +120,13 @@ def prepared(cycle: Cycle, event: PreparedOnDevice) -> None:
     executor = None if device is None else device.executor
     if executor is None or executor.preparing is None or executor.preparing.operation != event.operation:
         return
-    spec = executor.preparing.function.spec
+    function = executor.preparing.function
+    spec = function.spec
     if cycle.now - executor.preparing.delays_since > DELAY_MAX_S:
         _leave_unprepared(cycle, spec.tenant)
     executor.preparing, executor.was_interrupted = None, event.interrupted
+    if not event.interrupted:
+        function.lost_blocks = False
     # It may have been unbound meanwhile.
     if spec.id in executor.handed_over and not event.interrupted:
         executor.handed_over[spec.id] = spec.program
@@ -154,6 +157,4 @@ def preparation_failed(cycle: Cycle, failed: Function, operation: Operation | No
 
 def _leave_unprepared(cycle: Cycle, tenant: TenantId) -> None:
     """Prepare no function of a tenant in the next UNPREPARED_S."""
-    pool = cycle.state.pool
-    pool.unprepared_until = {each: until for each, until in pool.unprepared_until.items() if cycle.now < until}
-    pool.unprepared_until[tenant] = Seconds(cycle.now + UNPREPARED_S)
+    cycle.state.pool.unprepared_until[tenant] = Seconds(cycle.now + UNPREPARED_S)

@@ -20,7 +20,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import correct_run, count_answer, count_run
 from overwinter.scheduler.families import has_slo
 from overwinter.scheduler.limits import why_never_runs
-from overwinter.scheduler.operation import Operation, Part, hangs_s
+from overwinter.scheduler.operation import Operation, Part, run_limit_s
 from overwinter.scheduler.operations import OVERDUE, OVERDUE_LEAST_S, UNKNOWN_S, record_use
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.device_binding import Choice, is_heavy
@@ -56,7 +56,7 @@ def begin_run(cycle: Cycle, function: Function, device: Device, choice: Choice, 
     expected = max(execution_s, device.swap_s)
     overdue_s = max(OVERDUE_LEAST_S, OVERDUE * expected) if execution_s else UNKNOWN_S
     run = executor.run = RunId(next(cycle.run_ids))
-    operation = Operation(function, now, now + expected, now + overdue_s, now + hangs_s(parts, overdue_s), parts)
+    operation = Operation(function, now, now + expected, now + overdue_s, now + run_limit_s(parts, overdue_s), parts)
     executor.operation, executor.since = operation, now
     count_run(cycle, function, expected)
     binding = LastBinding(last.device, missing, last.swap_wait_s, choice.peer, last.free, evicted)
@@ -231,6 +231,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> Operation | None:
     if event.unplaced:
         _unplaced(cycle, device, operation)
     elif not operation.parts:
+        operation.function.lost_blocks = False
         _placed(device, event.moved_bytes)
     else:
         if not event.failures:

@@ -295,8 +295,8 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
-    """Record a failed bind: lost blocks are loaded again, once; otherwise the worker gets no other bind of the
-    function.
+    """Record a failed bind. Lost blocks are loaded again. The worker gets no further bind of the function, unless
+    blocks were lost for the first time.
     """
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
@@ -318,8 +318,8 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
-    """After an operation of a function that has left the worker or family: stop the worker if it is idle and drains, or
-    all its functions were removed; otherwise mark the first member of its family, unless only the worker was left.
+    """After an operation of a function that has left the worker or family: stop the worker if it is idle, and it drains
+    or all its functions were removed; otherwise mark the first member of its family, unless only the worker was left.
     """
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return

@@ -19,7 +19,7 @@ from overwinter.scheduler.latency import LatencyModel, sizes_of
 from overwinter.scheduler.limits import why_no_device
 from overwinter.scheduler.pool import PoolRecord
 from overwinter.scheduler.request import Request
-from overwinter.scheduler.state import Family, Function
+from overwinter.scheduler.state import Family, Function, Worker
 
 NO_SLO_S = 2.0
 """The seconds from its arrival after which a request without an SLO is due."""
@@ -109,9 +109,8 @@ def record_waiting(cycle: Cycle, function: Function) -> None:
     id_, family = function.spec.id, function.family
     if function.queue:
         family.waiting[id_] = family.trunks[function.trunk].waiting[id_] = None
-        # During a backoff no worker is started or bound for it. Those that have it may run it.
-        backs_off = cycle.now < function.backoff_until and not function.workers
-        if function.waits_in in ("capacity", "bytes") or backs_off:
+        # During a backoff no worker is started or bound for it. Those that have it may run it: see `is_wanted`.
+        if function.waits_in in ("capacity", "bytes") or cycle.now < function.backoff_until:
             family.wanting_idle_worker.pop(id_, None)
         else:
             family.wanting_idle_worker[id_] = None
@@ -123,6 +122,17 @@ def record_waiting(cycle: Cycle, function: Function) -> None:
         family.waking[id_] = None
     elif family.waking:
         family.waking.pop(id_, None)
+
+
+def is_wanted(worker: Worker) -> bool:
+    """Whether waiting requests could run in this worker as soon as it has a core: those of its family, or those of a
+    function that backs off and is bound in it.
+    """
+    family = worker.family
+    if family.wanting_idle_worker or not family.waiting:
+        return bool(family.wanting_idle_worker)
+    bound = (binding.function for binding in worker.bound.values())
+    return any(each.queue and each.waits_in not in ("capacity", "bytes") for each in bound)
 
 
 def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:
@@ -185,7 +195,7 @@ def _urgency(cycle: Cycle, function: Function) -> tuple[float, float]:
 def _count_settings(family: Family, settings: Settings, members: int) -> None:
     """Add (1) or remove (-1) a member's settings: a family may have thousands of members."""
     family.max_workers += members * settings.max_workers
-    family.with_keep_alive += members * (settings.keep_alive_s is not None)
+    family.keep_alive_members += members * (settings.keep_alive_s is not None)
     if settings.slo_ms is not None:
         family.slos_ms[settings.slo_ms] += members
         if not family.slos_ms[settings.slo_ms]:

@@ -19,7 +19,7 @@ device, and 230 of 960, with which the node is overloaded.
 SLICE_COUNT = 32
 """A slice of a program counts as this many functions: where it runs depends on the others of its program."""
 BLOCKS_CHECKED = 1 << 16
-"""The most blocks of these functions: a step searches each of them on each device."""
+"""The most blocks of these functions: a step looks each of them up on each device."""
 
 
 class FunctionQueue(msgspec.Struct):
@@ -88,8 +88,9 @@ class FunctionQueue(msgspec.Struct):
         return len(functions) if id_ is None else int(id_ in functions)
 
     def further(self, tenants: Container[TenantId | None], bytes_max: int) -> "list[Function]":
-        """Return some functions of these tenants that `first` does not yield and that have at most so many bytes, and
-        move them behind the others, so that a later call returns others. If `tenants` contains None: of all tenants.
+        """Return some functions of these tenants that `first` does not yield and that have at most `bytes_max` bytes,
+        and move them behind the others, so that a later call returns others. If `tenants` contains None: of all
+        tenants.
         """
         found: list[Function] = []
         for tenant, functions in self.of_tenants.items():

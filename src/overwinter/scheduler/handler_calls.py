@@ -8,7 +8,7 @@ from math import inf
 
 from overwinter.core.ids import RunId, WorkerId
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operation import Operation, hangs_s
+from overwinter.scheduler.operation import Operation, run_limit_s
 
 
 def begin(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
@@ -22,7 +22,7 @@ def end(cycle: Cycle, caller: tuple[WorkerId, RunId]) -> None:
     """A call that this run made was answered, refused or cancelled: the run can count as hung again."""
     run = run_of(cycle, caller)
     if run is not None:
-        run.hangs_at = max(run.began + hangs_s(run.parts, run.overdue_s), cycle.now + cycle.config.stop_timeout_s)
+        run.hangs_at = max(run.began + run_limit_s(run.parts, run.overdue_s), cycle.now + cycle.config.stop_timeout_s)
         cycle.timers.arm(caller[0], run.hangs_at)
 
 

@@ -59,7 +59,7 @@ def evict(cycle: Cycle, worker: Worker, kill: bool = False) -> None:
 
 
 def excess(worker: Worker) -> int:
-    """The measured memory of a worker beyond that of one function, with the memory of further bound functions."""
+    """The measured memory of a worker beyond the need of one function; it includes that of further bound functions."""
     return max(0, worker.measured_bytes - worker.point.memory_bytes)
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from math import inf
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
-from overwinter.scheduler import ahead, device_invariants, order, victims
+from overwinter.scheduler import ahead, device_invariants, families, order, victims
 from overwinter.scheduler.admission import has_capacity
 from overwinter.scheduler.binding import claim_of_queued, could_fit, free_workers, worker_to_bind_in
 from overwinter.scheduler.blocks import missing_bytes
@@ -99,13 +99,13 @@ def _check_families(cycle: Cycle) -> None:
             f"a member of {family.id} names another family"
         )
         settings = [each.spec.settings for each in family.members.values()]
-        assert family.with_keep_alive == sum(each.keep_alive_s is not None for each in settings)
+        assert family.keep_alive_members == sum(each.keep_alive_s is not None for each in settings)
         slos_ms = Counter(each.slo_ms for each in settings if each.slo_ms is not None)
         assert (family.slos_ms, family.slo_ms) == (slos_ms, min(slos_ms, default=None)), f"wrong SLOs of {family.id}"
         assert family.max_workers == sum(each.max_workers for each in settings), f"max_workers of {family.id} is wrong"
         waiting = {id_ for id_, each in family.members.items() if each.queue}
         assert set(family.waiting) == waiting, f"the waiting members of {family.id} are wrong"
-        able = {id_ for id_ in waiting if family.members[id_].workers or cycle.now >= family.members[id_].backoff_until}
+        able = {id_ for id_ in waiting if cycle.now >= family.members[id_].backoff_until}
         wanting = {id_ for id_ in able if family.members[id_].waits_in not in ("capacity", "bytes")}
         # A member whose backoff is over is recorded when its timer is handled.
         due = {id_ for id_ in wanting if (at := cycle.timers.at(id_)) is not None and at <= cycle.now}
@@ -154,7 +154,7 @@ def _check_tenants(cycle: Cycle) -> None:
 
 
 def _is_spare(worker: Worker) -> bool:
-    return worker.is_idle and not worker.family.wanting_idle_worker
+    return worker.is_idle and not families.is_wanted(worker)
 
 
 def _check_ahead(cycle: Cycle) -> None:
@@ -346,7 +346,7 @@ def _check_capacity(cycle: Cycle) -> None:
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the capacity of a process forked ahead"
         victim = victims.for_capacity(cycle, function, wanted)
         stale = function.has_usable_worker and not wants_capacity(cycle, function)
-        assert victim.worker is None or stale, f"{id_} waits although worker {victim.worker} could be stopped"
+        assert victim.worker is None or stale, f"{id_} waits although a worker could be stopped"
 
 
 def _check_bytes(cycle: Cycle) -> None:

@@ -73,7 +73,7 @@ def hung_text(function: "Function") -> str:
     return f"its run did not end within its timeout of {timeout_s:g} s: set a longer timeout_s if it may take so long"
 
 
-def hangs_s(parts: tuple[Part, ...], overdue_s: float) -> float:
+def run_limit_s(parts: tuple[Part, ...], overdue_s: float) -> float:
     """Return how long a run may last. A shared run may last half of the shortest timeout, so that each function can
     then be tried separately, or until it is overdue if that is later, but at most the longest timeout.
     """

@@ -13,7 +13,7 @@ from overwinter.core.profile import Point
 from overwinter.scheduler import families
 from overwinter.scheduler.answers import forget_tenant
 from overwinter.scheduler.cycle import Cycle
-from overwinter.scheduler.operation import Operation, Part, hangs_s
+from overwinter.scheduler.operation import Operation, Part, run_limit_s
 from overwinter.scheduler.policies import keepalive
 from overwinter.scheduler.policies.worker_eviction import counted
 from overwinter.scheduler.policy_failures import expected_s, shared_run_s
@@ -34,7 +34,7 @@ a small part of the time.
 """
 USE_SMOOTHING = 0.2
 ENDED_MAX = 16
-"""About so many ended time slices are kept, and as many again as the tenant has workers."""
+"""The ended time slices of a tenant are removed when there are about this many more of them than it has workers."""
 
 
 # Starts
@@ -103,7 +103,7 @@ def begin_run(cycle: Cycle, worker: Worker, parts: tuple[Part, ...]) -> None:
         expected = shared_run_s(cycle.state, function, worker.point, [len(part.requests) for part in parts])
     overdue_s = UNKNOWN_S if expected is None else max(OVERDUE_LEAST_S, OVERDUE * expected)
     ends = now + (expected or 0.0)
-    hangs_at = now + hangs_s(parts, overdue_s)
+    hangs_at = now + run_limit_s(parts, overdue_s)
     operation = worker.runs[run] = Operation(function, now, ends, now + overdue_s, hangs_at, parts)
     hold_cores(cycle, function, run_owner(run), operation, worker.point.run_cores)
     cycle.timers.arm(worker.id, hangs_at)

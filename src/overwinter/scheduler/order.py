@@ -34,11 +34,9 @@ from overwinter.scheduler.tenant import Tenant
 
 LATE_EVERY = 10
 URGENT_CHECKED = 16
-"""The approximate number of functions waiting for a core that are checked for an additional urgent run."""
+"""The most functions waiting for a core that are checked for an additional urgent run."""
 INVALID_MAX = 16
-"""About so many invalid entries may lie among those of the functions that wait for a core, and as many again as there
-are valid ones.
-"""
+"""The heap `CoreQueue.due` is rebuilt when it has about this many more invalid entries than valid ones."""
 UNSERVED_CHECKED = 64
 """The most waiting functions of a tenant without a core that are compared, to find the one that is due first."""
 REQUESTS_CHECKED = 32

@@ -73,7 +73,7 @@ class Executor(msgspec.Struct, eq=False):
     may_prepare: bool = True
     """Whether there may be a function to prepare."""
     was_interrupted: bool = False
-    """Whether a run ended its last preparation early."""
+    """Whether its last preparation ended early, for a run or an unbind."""
     handed_over: dict[FunctionId, Address | None] = msgspec.field(default_factory=dict)
     """The functions that were handed over to it and not unbound since, and the program of each that ran or is prepared.
     """
@@ -215,7 +215,7 @@ class LastBinding(msgspec.Struct, frozen=True):
     """The expected time for which the execution waits for blocks."""
     peer: DeviceId | None
     free: Sequence[tuple[DeviceId, int, float]]
-    """The free devices that were compared, with the missing bytes and that time for each."""
+    """The free devices that were compared, with the missing bytes and the `swap_wait_s` of each."""
     evicted: Sequence[FunctionId]
 
     def text(self, own: Collection[FunctionId]) -> str:

@@ -20,7 +20,7 @@ from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.state import Binding, Family, Function, Worker
 
 WAITING_CHECKED = 1024
-"""The most functions of the queue for bytes of which is checked whether one is of another tenant."""
+"""At most this many functions in the queue for bytes are searched for one of another tenant."""
 EVICTION_PAUSE_S = 0.03
 """The pause after a step that has evicted as much as one step may, for other events."""
 
@@ -53,14 +53,13 @@ def _note_waiting(cycle: Cycle, function: Function) -> None:
 
 
 def _settle_workers(cycle: Cycle, family: Family) -> None:
-    is_wanted = bool(family.wanting_idle_worker)
     for worker in family.workers.values():
         if worker.runs or not worker.is_idle:
             continue
         spare = cycle.state.tenants[worker.tenant].spare
         if worker.drain is not None:
             stop(cycle, worker)
-        elif is_wanted:
+        elif families.is_wanted(worker):
             spare.pop(worker.id, None)
             # Another worker of its tenant may be stopped now: the least valuable, or one whose time slice is over.
             cycle.capacity_changed = True
@@ -124,7 +123,7 @@ def outlasts_keep_alive(worker: Worker) -> bool:
     their number follows the rate.
     """
     family = worker.family
-    if family.wanting_idle_worker:
+    if families.is_wanted(worker):
         return True
     if family.check_at is None or not family.latency.points:
         return False

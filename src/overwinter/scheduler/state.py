@@ -210,7 +210,7 @@ class Function(msgspec.Struct, eq=False):
     point_to_start: Point | None = None
     """The configuration that it would start, if it waits for capacity for a worker."""
     lacks_memory: bool = False
-    """Whether it waits in the queue for capacity for private memory to be bound, and not for a worker."""
+    """Whether, in the queue for capacity, it waits for private memory for a bind, and not for a worker."""
     blocks_usable_from: Seconds | None = None
     """When a worker or a device could first use its blocks since their last load; None: none could yet."""
     forecast: float | None = None
@@ -303,15 +303,15 @@ class Family(msgspec.Struct, eq=False):
     waiting: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members with waiting requests."""
     wanting_idle_worker: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    """The members with waiting requests that an idle worker could run: those that wait for no capacity and no bytes."""
+    """Those of `waiting` that any idle worker could run: they wait for no capacity, no bytes, no end of a backoff."""
     waking: dict[FunctionId, None] = msgspec.field(default_factory=dict)
     """The members that are to be woken without a request."""
     slo_ms: float | None = None
     """The shortest SLO of its members."""
     slos_ms: Counter[float] = msgspec.field(default_factory=Counter)
     """How many members have each SLO."""
-    with_keep_alive: int = 0
-    """The members with a keep-alive of their own."""
+    keep_alive_members: int = 0
+    """The number of members with a keep-alive of their own."""
     max_workers: int = 0
     """The most workers that its members may have together."""
     trunks: Trunks = msgspec.field(default_factory=Trunks)
@@ -361,7 +361,7 @@ class State(msgspec.Struct):
     prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)
     """The programs that each tenant's zygote was asked to compile, the least recently used first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)
-    """The number of functions with each tenant's program that passed their trial."""
+    """The number of functions in workers that passed their trial, by tenant and program."""
     core_queue: CoreQueue = msgspec.field(default_factory=CoreQueue)
     """The functions that wait for a core."""
     waiting_for_capacity: dict[TenantId, Tenant] = msgspec.field(default_factory=dict)

@@ -6,8 +6,9 @@ is the largest of a tenant's parts of the workers, of their private memory and o
 a worker from another if it then has no more than the other. A tenant without a worker takes one from the tenant with
 the most. The runs of another tenant's worker must end within the drain timeout, and so must its start. A worker's time
 slice lasts as long as ten wakes, so that replacing workers costs a small share of the time; for another tenant it ends
-at the latest `drain_timeout_s` after the worker was ready. A worker that has been idle for KEPT_FOR_TENANT_S may be
-stopped for any tenant, regardless of shares, but not for a worker beyond that tenant's maximum.
+at the latest `drain_timeout_s` after the worker was ready or, if the worker is idle, after it became idle. A worker
+that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares, but not for a worker
+beyond that tenant's maximum.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker or run on a device after its blocks were loaded. If
@@ -166,7 +167,7 @@ def _most_workers(cycle: Cycle) -> int:
 
 
 def _with_workers(cycle: Cycle) -> list[Tenant]:
-    """The tenants with workers, of all that may wait."""
+    """The tenants with workers or processes forked ahead."""
     workers = cycle.resources.workers
     return [each for each in cycle.state.tenants.values() if workers.of(each.id)]
 

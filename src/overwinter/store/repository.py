@@ -104,8 +104,8 @@ class Repository:
     def missing(self, tenant: TenantId, addresses: Iterable[str], now: float) -> list[Address]:
         """Return the blobs, each once, that the tenant must send; the others are kept for the grace period."""
         wanted = dict.fromkeys(check_address(address) for address in addresses)
-        # Without the lock, because this may wait for the catalog. A collection that begins later keeps these holdings,
-        # and the lock waits for one that began before.
+        # Without the lock, because this may wait for the catalog. A step of a collection that begins later keeps these
+        # holdings, and the lock waits for a step that began before.
         held = self._holdings.touch(tenant, wanted, now)
         with self._lock.shared():
             stored = set(filter(self.holds, held))
@@ -177,7 +177,10 @@ class Repository:
         """Move a damaged block aside, unless an intact one has replaced it meanwhile."""
         with self._lock.exclusive(), suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
-                os.rename(path, self._damaged / f"{address}.damaged")
+                aside = self._damaged / f"{address}.damaged"
+                os.rename(path, aside)
+                # A collection removes it by its age.
+                os.utime(aside)
 
     # Functions
 
@@ -309,7 +312,7 @@ class Repository:
         return StoredPipeline(self._catalog.put_pipeline(pipeline.name, tenant, encoded, now), pipeline, now, tenant)
 
     def remove_pipeline(self, name: FunctionName) -> None:
-        """Remove a pipeline; raise NotFoundError."""
+        """Remove a pipeline; raise NotFoundError if there is none."""
         with self.reserve.released():
             self._catalog.remove_pipeline(name)
 

@@ -160,7 +160,7 @@ def _function(
 
 
 def recent_latency(answers: Sequence[Answer], now: Seconds) -> tuple[float, float | None, float | None]:
-    """Return the answers per second, and the median and the 99th percentile of their seconds, within the window."""
+    """Return the answers per second, and the median and the 99th percentile of their latency, within the window."""
     recent = [(at, seconds) for at, seconds in answers if at > now - WINDOW_S]
     if not recent:
         return 0.0, None, None

@@ -72,7 +72,7 @@ class DeviceHistory(msgspec.Struct, frozen=True, kw_only=True):
     executors: int
     """The started executors."""
     crashes: int
-    """The executors that died without being stopped, or were killed during a start or a run."""
+    """The executors that died, whose device failed, or that were killed because a start or run did not end in time."""
 
 
 class DeviceActivity(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
     shared: int
     """The bytes that such versions hold too."""
     sharers: int
-    """The number of such versions, and of parts of them, that hold some of them."""
+    """The number of such versions, and of parts of them, that hold some of its blocks."""
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +289,7 @@ def _pool(known: PoolDetail, tally: FunctionStatistics) -> PoolFacts:
 
 
 def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[FunctionId]) -> Iterator[TierBytes]:
-    """Yield where the weights of a function's parts are on devices that have some of them."""
+    """Yield a tier for each device that has some weights of a function's parts."""
     weights = {part.id: part.weights for part in parts}
     sizes = {address: nbytes for each in weights.values() for address, nbytes in each.items()}
     for name, device in list(sources.statistics.pool.devices.items()):

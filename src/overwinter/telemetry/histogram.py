@@ -8,7 +8,7 @@ BATCHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Histogram:
-    """The number of values between each two bounds, and the sum of all values."""
+    """The number of values between consecutive bounds, and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "total")
 

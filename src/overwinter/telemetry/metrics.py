@@ -1,7 +1,7 @@
 """Renders the Prometheus metrics from the statistics at each scrape; docs/metrics.md lists every name.
 
 The number of series is bounded by the deployed functions: `function` is the name of a deployed function, or empty for
-requests that named none. Histograms with many buckets are kept for the whole node, except the duration of requests.
+requests with unknown names. Histograms with many buckets are kept for the whole node, except the duration of requests.
 """
 
 from collections import Counter

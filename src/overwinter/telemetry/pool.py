@@ -85,7 +85,7 @@ class TrackedDevice(Generic[T]):
         self.name = name
         self.counts = DeviceCounts()
         self.starts = self.crashes = 0
-        """The started executors, and those that died or were killed during a start or run."""
+        """The started executors, and those that died, whose device failed, or that were killed in a start or run."""
         self.prepared = 0
         """The begun preparations of functions before a request."""
         self.prefetches = 0
@@ -206,7 +206,7 @@ class TrackedPool(Generic[T]):
             return None
         executor.run, device = None, executor.device
         if event is not None and event.fault:
-            # Its device failed, and the executor ends by itself: it is stopped without a kill.
+            # Its device failed, and the executor ends by itself. The stop that follows is no kill and counts no crash.
             device.crashes += 1
         functions = [part.spec.id for part in run.parts]
         for part in run.parts:
@@ -234,7 +234,11 @@ class TrackedPool(Generic[T]):
     ) -> None:
         missing_bytes = run.missing_bytes
         device.counts.add(missing_bytes, moved_bytes, peer_bytes, now - run.begun)
+        # Two versions of one function may share the run.
+        shares: dict[T, float] = {}
         for tally, seconds in run.shares_s(now):
+            shares[tally] = shares.get(tally, 0.0) + seconds
+        for tally, seconds in shares.items():
             own = tally.by_device.get(device.name)
             if own is None:
                 own = tally.by_device[device.name] = DeviceCounts()

@@ -72,7 +72,7 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     busy_seconds: float
     """The time in which its workers had something to run, divided among the functions of a run by requests."""
     worker_core_s: float
-    """The cores of its workers times the time in which they were alive, divided likewise."""
+    """The cores of its workers times the time in which they were alive, divided as `worker_seconds` is."""
     busy_core_s: float
     """The core seconds of its runs and binds. In the total, busy_core_s / worker_core_s is AsyFunc's CPU utility; for
     one function of a shared worker it can exceed 1.
@@ -84,8 +84,8 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     moved_bytes: int = 0
     """The bytes that were transferred to devices for its runs; those of a shared run count for its first function."""
     hit_ratio: float | None = None
-    """The share of its runs on devices whose blocks were all there; for its functions after the first, a shared run
-    always counts as one. None: there was no run.
+    """The share of its runs on devices whose blocks were all there. A shared run always counts as such a run for each
+    of its functions after the first. None: there was no run.
     """
 
 
@@ -100,7 +100,7 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     executors: int
     """The started executors."""
     crashes: int
-    """The executors that died without being stopped, or were killed during a start or a run."""
+    """The executors that died, whose device failed, or that were killed because a start or run did not end in time."""
     unplaced: int
     """The attempts of a run whose blocks did not fit, because the free memory of the device was not contiguous."""
 

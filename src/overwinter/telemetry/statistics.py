@@ -154,7 +154,8 @@ class Statistics(Tracker[FunctionStatistics]):
         for executor in list(self.pool.executors.values()):
             on_device = executor.run
             if on_device is not None:
-                running.update({part.tally.name: len(part.requests) for part in self._own(on_device)})
+                for part in self._own(on_device):
+                    running[part.tally.name] += len(part.requests)
         return running
 
     def _own(self, run: DeviceRun[FunctionStatistics]) -> list[DevicePart[FunctionStatistics]]:

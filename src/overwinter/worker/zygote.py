@@ -226,7 +226,7 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
     """Enter the sandbox, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
-        # A change of user resets this setting, so it is set again below; until then it must hold as well.
+        # It must hold before the sandbox is entered, too. The change of user there resets it, and it is set again.
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
@@ -249,9 +249,6 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
         keep = [end, *buffers] if measurement is None else [end, *buffers, measurement.fd]
         uses_gpu = message.device is not None and message.device.kind == "cuda"
         resources.sandbox.enter(message.uid, limits, keep, "gpu" if uses_gpu else "worker")
-        # The change of user has reset the setting. If the zygote died meanwhile, this process has another parent, and
-        # ends.
-        die_with_parent(parent)
         if message.ahead:
             resources.sandbox.lower_limits(_limits(_wait_for_take_over(end), len(slots)))
             _set_process_name("ow-worker")
@@ -304,7 +301,6 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, resources: Res
         limits = WorkerLimits(message.memory_bytes + PROGRAMS_BYTES, mapped_bytes)
         child_ended = _child_ended()
         resources.sandbox.enter_as_zygote(message.uid, limits, [end, smaps, *(each.fileno() for each in child_ended)])
-        die_with_parent(parent)
         _serve(end, Up(), smaps, child_ended, resources.sandbox, Programs())
     except ChannelClosedError:
         # The node closed the zygote's channel before it started.

@@ -31,7 +31,7 @@ class Candidate(msgspec.Struct, frozen=True):
     replicas: int
     """The number of other devices on which it is resident."""
     peer_s: float | None = None
-    """The time to bring them from one of those, over its fastest link; None: no replica, or none with a link."""
+    """The time to bring these bytes from such a device, by its fastest link; None: no replica, or none with a link."""
     is_wanted: bool = False
     """Whether requests of it wait."""
 
