@@ -6,7 +6,7 @@ fit. The time of that, including moves of other blocks and clearing, is compared
 get the same requests by turns: the arena's partitions, and the baseline that keeps freed blocks by size (Torpor-Block).
 
 A real device takes time for each native allocation and each native free, which the baseline cannot do without; on a
-virtual device they are free. They are counted, and `--native-us` says what one of them is assumed to take.
+virtual device they take no time. They are counted, and `--native-us` says what one of them is assumed to take.
 """
 
 import argparse

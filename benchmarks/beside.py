@@ -7,8 +7,8 @@ requests of the simulation are sent to the real node over HTTP, open-loop. Both 
 Live memory is the kernel's: private memory of the workers, and pages of the host store.
 
 The simulator models cores, the zygote, the disk and the profile. It does not model the daemon and the load generator,
-which share the cores with the workers, nor other load. A simulated worker's private memory is the profile's, its
-peak; live memory is what workers have at the time of the sample.
+which share the cores with the workers, nor other load. A simulated worker's private memory is the peak in its profile;
+live memory is what workers have at the time of the sample.
 """
 
 import argparse

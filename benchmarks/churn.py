@@ -163,7 +163,7 @@ class Churn:
 
 
 def measure(node: Node, models: list[str], wakes: int, deploys: int) -> dict[str, float]:
-    """Print the table; return what the last reading has more than the first."""
+    """Print the table; return by how much the last reading exceeds the first."""
     churn = Churn(node, models)
     churn.warm_up()
     start = end = churn.held()

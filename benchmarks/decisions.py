@@ -60,8 +60,8 @@ SHORTENED = {
 HOST_SHARE = 0.8
 """The size of a small host store, relative to the blocks of all functions."""
 BOUNDS = ("none", "memory", "host", "workers", "cores", "tenants", "all")
-"""The resource that is scarce in addition to the scenario. tenants: each kind of function has another tenant, and
-workers are few.
+"""The resource that is scarce in addition to the scenario's limits. tenants: each kind of function has its own tenant,
+and workers are few.
 """
 SEEDS = (1, 2, 3)
 STEPS = 600

@@ -299,7 +299,7 @@ def left_files(supervised: SupervisedNode, before: set[str]) -> list[str]:
     temporary = Path(os.environ["TMPDIR"])
     found = [path for root in (supervised.node.host_store, temporary) for path in root.rglob("*") if path.is_file()]
     found += [path for path in (supervised.node.data / "blocks").rglob("*") if path.is_file() and len(path.name) != 64]
-    # Such files belong to another node, because this one uses another directory, or to another Python.
+    # Files with these prefixes belong to another node, because this one uses another directory, or to another Python.
     shared = [name for name in {*os.listdir("/dev/shm")} - before if not name.startswith(("overwinter-", "sem."))]
     return [str(path) for path in found] + sorted(shared)
 

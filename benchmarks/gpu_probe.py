@@ -144,7 +144,7 @@ def register(content: torch.Tensor, flags: int) -> int:
 
 
 def measure_registration() -> tuple[int | None, dict[str, float]]:
-    """Try the flags on memory that is mapped read-only, and measure the best; return its flags, None without any."""
+    """Try the flags on memory that is mapped read-only, and measure the best; return these, None if all fail."""
     print("\nregistering memory that is mapped read-only")
     best: int | None = None
     for name, flags in FLAGS.items():

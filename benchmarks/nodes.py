@@ -126,8 +126,8 @@ class Node:
         return [pid for pid in self.pids() if pid not in workers]
 
     def worker_pids(self) -> list[int]:
-        """Return the pids of the workers and executors: they lead process groups, as do only the daemon's child and
-        processes forked ahead.
+        """Return the pids of the workers and executors: they lead process groups. Of the other processes below the
+        daemon, only its child and processes forked ahead do.
         """
         parents = parents_of_all()
         daemon, *below = self.pids() or [0]

@@ -81,7 +81,7 @@ def python_of(checkout: Path | None) -> str:
 def deployed(
     node: Node, directory: Path, model: str, token: str | None = None, checkout: Path | None = None
 ) -> Iterator[BareLoop]:
-    """A model on the node, as another checkout deploys it if one is given, and its bare loop until the context ends."""
+    """Deploy a model on the node, with the code of a checkout if one is given; yield its bare loop."""
     command = [python_of(checkout), "-m", "benchmarks.bare", node.url, str(directory), model]
     command += [] if token is None else [token]
     pipe = subprocess.PIPE

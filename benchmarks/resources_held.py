@@ -79,7 +79,7 @@ def row(title: str, held: ResourcesHeld, took: float | None) -> str:
 
 
 def growth(start: ResourcesHeld, end: ResourcesHeld) -> dict[str, float]:
-    """Return what the second reading has more than the first."""
+    """Return by how much the second reading exceeds the first."""
     return {
         "growth_mib": (end.nbytes - start.nbytes) / MIB,
         "descriptors": end.descriptors - start.descriptors,

@@ -15,7 +15,7 @@ For comparison it prints what batches of 8 gain for a single model:
 The four kinds of load are measured in turns, round after round. A gain is the median of the rounds' ratios, so that a
 moment in which the machine is slower changes little. A turn lasts for at least BATCHES_MIN batches.
 
-Before the measurement, all variants are called at the same time on both nodes, and each answer is compared with plain
+Before the measurement, all variants are called at the same time on each node, and each answer is compared with plain
 PyTorch's, within the bound of docs/decisions/agreement.md.
 
 With `--pool` the functions run on one virtual device instead of in a worker.

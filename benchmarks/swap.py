@@ -123,7 +123,7 @@ def host_route(host: Mapping[Address, torch.Tensor], switch: Switch | None = Non
 
 
 def run_once(device: Device, stored: Stored, routes: Sequence[Route], swapping: SwapSettings) -> tuple[float, int]:
-    """Run once; return its time and the bytes moved. RuntimeError if the answer is not plain PyTorch's."""
+    """Run once; return its time and the bytes moved. Raises RuntimeError if the answer is not plain PyTorch's."""
     began = time.perf_counter()
     outputs, moved = run(device, stored.function, stored.inputs, routes, swapping)
     took = time.perf_counter() - began
@@ -201,8 +201,8 @@ def measure_model(stored: Stored, group_bytes: int, rounds: int) -> dict[str, fl
     peer.close()
     first = next(iter(stored.function.blocks.values()))
     row["transfer"] = row["whole"] - row["resident"]
-    # Of the elbow's size, although the first groups are smaller: so the expected time does not depend on how groups are
-    # made.
+    # This group has the elbow's size, although the first groups are smaller: so the expected time does not depend on
+    # how groups are made.
     group_s = host[0].link.transfer_s(max(first, group_bytes))
     row["over expected"] = row["grouped"] / (max(row["transfer"], row["resident"]) + group_s)
     row["over control"] = row["grouped"] / (max(row["transfer"], row["beside copies"]) + group_s)

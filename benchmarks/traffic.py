@@ -16,7 +16,7 @@ from overwinter.simulation.workloads import Bursty, MinuteCounts, Periodic, Pois
 
 HOUR_S = 3600.0
 RECORDED = MinuteCounts("torpor-alibaba-fc/samples.npy", minutes=30)
-"""Its 30 full minutes twice; if there are more functions than rows, they begin at other minutes."""
+"""The 30 full minutes of a recording, twice; functions beyond its rows begin at random minutes."""
 PER_S = 10.1 / 60
 """The mean rate of a function in that recording, and in generated traffic except for bursty functions, which have three
 quarters of it.

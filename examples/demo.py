@@ -158,7 +158,7 @@ def main() -> int:
     options = parser.parse_args()
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is not signal.SIG_IGN:
-            # Raise an exception, so that every `with` block ends in order, as on Ctrl-C.
+            # Raise an exception, so that every `with` block ends cleanly, as on Ctrl-C.
             signal.signal(ending, lambda number, _: sys.exit(128 + number))
     # Workers use one thread, and the order of additions depends on the number of threads.
     torch.set_num_threads(1)

@@ -60,7 +60,7 @@ def running_node(data: Path, *options: str, say: Callable[[str], None]) -> Itera
     """
     command = [sys.executable, "-m", "overwinter", "serve", "--json", "--no-profile-on-deploy"]
     command += ["--data", str(data), *options]
-    # A separate session: Ctrl-C reaches only this process, which then stops the node in order.
+    # A separate session: Ctrl-C reaches only this process, which then stops the node cleanly.
     with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         assert process.stderr is not None
         listener = threading.Thread(target=_relay, args=(process.stderr, say))

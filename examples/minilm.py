@@ -56,7 +56,7 @@ class Layer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """Maps token ids and mask, INT64 [batch, sequence of at most 512], to embeddings of length 1, FP32 [batch, 384]."""
+    """Maps token ids and mask, INT64 [batch, sequence of at most 512], to embeddings of norm 1, FP32 [batch, 384]."""
 
     def __init__(self) -> None:
         super().__init__()

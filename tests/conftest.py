@@ -91,7 +91,7 @@ def idle_nodes():
 @pytest.fixture
 def shared_node(idle_nodes, tmp_path_factory):
     """Yield a function that returns a node with these options and without functions, which tests use one after another.
-    A test may stop it, or kill it and start it again. A name that was used before does not begin with version 1.
+    A test may stop it, or kill it and start it again. A function name used before does not begin with version 1.
     """
     used: dict[tuple[str, ...], NodeProcess] = {}
 

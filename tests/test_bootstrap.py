@@ -1,4 +1,4 @@
-"""The periodic work of a node follows its configuration."""
+"""The bounds, the checks and the periodic work of a node follow its configuration and its machine."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ def test_a_host_store_on_a_disk_is_reported(tmp_path, monkeypatch, kind):
     assert len([line for line in said if "--host-store" in line and "ext4" in line]) == (kind == "ext4")
 
 
-def test_a_node_that_stops_looks_at_no_process_that_it_has_closed(tmp_path):
+def test_a_stopping_node_looks_at_no_process_that_it_has_closed(tmp_path):
     said = LogLines()
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), accounting_s=0.01)
 

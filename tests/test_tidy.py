@@ -79,7 +79,7 @@ def test_tests_mirror_the_packages():
     assert packages <= {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
 
 
-def test_nothing_names_a_machine():
+def test_no_text_contains_a_private_path():
     private = re.compile(r"(?<![\w.])/(?:work|root)/\w")
     texts = [*EVERY, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "Makefile", *ROOT.glob(".ci/*")]
     named = [name_of(path) for path in texts if path != Path(__file__) and private.search(path.read_text())]

@@ -96,7 +96,7 @@ RIGHT = {
     "tests/core/test_journal.py": {"body", "bodies", "rehearsal"},
     "CHANGELOG.md": {"body", "bodies", "mind", "promise", "tray", "rehearsal"},
 }
-"""Where a word is allowed, by the beginning of the path. AsyFunc's body and shadow are its own terms."""
+"""Where a word is allowed, by the beginning of the path."""
 
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 """The words of identifiers, as in `max_bodies`, `BodyExited` and `BODIES_MAX`."""

@@ -41,7 +41,7 @@ COMPARED: Mapping[str, Policy] = {
     OURS_SLOW: Policy(eager=False),
     OURS: POLICIES["overwinter"],
 }
-"""The policies that differ in one condition each."""
+"""MLS with one more equal condition in each policy; then Overwinter without and with its immediate reaction."""
 RESULT_FIELDS = ("memory", "cpu_utility", "violations")
 COMPARED_FIELDS = ("memory", "cores", "cpu_utility", "violations", "p99_ms")
 NEW_PROCESS_S = 4.0

@@ -1,4 +1,4 @@
-"""Fuzzes a real node with all known kinds of attacks while a well-behaved tenant checks its service.
+"""Fuzzes a real node with nine kinds of attacks while a well-behaved tenant checks its service.
 
 `python -m benchmarks.fuzz [--minutes M] [--seed S]` starts a node with a well-behaved tenant, whose answers are
 compared bit for bit, and attacks it. Each kind of attack gets an equal share of the time: requests, uploads, manifests

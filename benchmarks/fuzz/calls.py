@@ -137,7 +137,7 @@ class Calls:
             if reply.tensors != right(there[max(there)], values) or name in self._unloaded:
                 unloaded = ", unloaded" if name in self._unloaded else ""
                 self._wrong(f"{name} of factor {there[max(there)]}{unloaded}, {values}", reply)
-        elif reply.status not in REFUSED or (reply.status == 409 and name not in self._unloaded):
+        elif reply.status not in REFUSED or reply.status == 409:
             self._wrong(f"{name} is deployed", reply)
 
     def _remove(self, tenant: str, name: str, rng: Random) -> None:

@@ -20,7 +20,7 @@ DESCRIPTORS_MAX = 40
 
 
 class Forged:
-    """Functions that forge messages, and honest ones of the same tenant; of each one in workers and one on the pool."""
+    """Functions that forge messages, and honest ones of the same tenant: one of each in workers and on the pool."""
 
     name = "forged"
     cases = WAYS

@@ -51,7 +51,7 @@ class Uploads:
         reply = judged(self._attacked, ask(self._attacked.port, "POST", "/overwinter/v1/blocks/missing", body))
         return set(json.loads(reply.body)["missing"]) if reply is not None and reply.status == 200 else set(addresses)
 
-    def _refused(self, address: str, reply: Reply | None) -> None:
+    def _check_refused(self, address: str, reply: Reply | None) -> None:
         """Check that the block was neither accepted nor stored."""
         if reply is not None and reply.status in (200, 201):
             self._attacked.tally.add(
@@ -70,7 +70,7 @@ class Uploads:
         data = rng.randbytes(rng.choice((0, 1, 4096, MIB)))
         # No other case has sent bytes of this length.
         address = address_of(data + rng.randbytes(16))
-        self._refused(address, self._put(address, data))
+        self._check_refused(address, self._put(address, data))
 
     def _broken_off(self, rng: Random) -> None:
         # None is so small that another case could have sent the same bytes.
@@ -78,7 +78,7 @@ class Uploads:
         with connect(self._attacked.port) as end:
             end.sendall(begun(address_of(data), len(data), data[:-1]))
             time.sleep(rng.choice((0.0, 0.05)))
-        self._refused(address_of(data), None)
+        self._check_refused(address_of(data), None)
 
     def _dripping(self, rng: Random) -> None:
         """Send a fast upload during slow ones; it must be answered."""
@@ -102,7 +102,7 @@ class Uploads:
         with connect(self._attacked.port) as end:
             end.sendall(begun(address, HUGE, bytes(MIB)))
             reply = judged(self._attacked, receive(end))
-        self._refused(address, reply)
+        self._check_refused(address, reply)
 
     def _many(self, rng: Random) -> None:
         """Send small blocks at once, over separate connections."""

@@ -83,7 +83,7 @@ def _replace(_: Any, holder: Any, key: Any, rng: Random) -> None:
 
 
 def _nudge(_: Any, holder: Any, key: Any, rng: Random) -> None:
-    """Change a number a little, which is less obvious than a large change."""
+    """Change a number by one, or to zero, its double or its negative, which is less obvious than an extreme value."""
     old = holder[key]
     if isinstance(old, bool) or not isinstance(old, int | float):
         _replace(_, holder, key, rng)

@@ -80,7 +80,7 @@ def unforeseen(reply: Reply | None) -> str:
 
 
 def is_failed_outcome(outcome: str) -> bool:
-    """Whether a well-behaved client got a 5xx that is no refusal: its function does not fail."""
+    """Whether a well-behaved client got a 5xx that is no refusal, although its function itself never fails."""
     return outcome.startswith("5") and outcome not in ("503", "504", "507")
 
 

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the requests and faults; default 1")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    # As an interrupt does, so that nodes are stopped and directories removed.
+    # Exit as an interrupt does, so that nodes are stopped and directories removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if options.soak is not None:
         kind: dict[str, Any] = {"small": options.quick, "isolation": options.isolation, "seed": options.seed}

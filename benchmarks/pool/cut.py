@@ -1,8 +1,8 @@
 """Compares a program in slices with the same program on a device that holds all of it.
 
-Requests come one after another, and then before the earlier ones are answered. With a device for each slice nothing is
-brought again, so the difference is the time to pass tensors from slice to slice; with one device less, some slices are
-brought for each request.
+Requests come one after another or, in the rows `often`, before the earlier ones are answered. With a device for each
+slice nothing is brought again, so the difference is the time to pass tensors from slice to slice; with one device less,
+some slices are brought for each request.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ OFTEN_FACTOR = 8
 """Requests that do not wait for earlier ones come this many times as often."""
 SLICES = 3
 STEP_BYTES = 4 << 20
-"""Devices have a multiple of it, of which they use whole partitions."""
+"""The memory of the small devices is a multiple of this; they use whole partitions of it."""
 
 
 def measure(

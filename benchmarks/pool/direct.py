@@ -1,4 +1,4 @@
-"""Orders executors and workers directly, without HTTP and the scheduler, over a host store of its own."""
+"""Controls executors and workers directly, without HTTP and the scheduler, over a host store of its own."""
 
 import asyncio
 import os

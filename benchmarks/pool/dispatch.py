@@ -1,6 +1,6 @@
 """Measures how much longer a run in an executor takes than the same program in this process, in turns with it.
 
-It counts from the scheduler's order to the end of the run, with the request's copy into the buffer and the answer's out
+It counts from the order of a run to the end of the run, with the request's copy into the buffer and the answer's out
 of it, but without HTTP and the scheduler. The model takes about 1 ms on one core, and its blocks are on the device. The
 same request to a worker, in the same turns, shows how much of that any other process would add. All give the same bits.
 """

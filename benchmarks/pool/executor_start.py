@@ -3,8 +3,8 @@ device (Torpor, runtime isolation).
 
 Executors are forked from the zygote, which has imported the libraries. They are compared with a new process that
 imports them and reserves the same device. The first run in an executor is compared with the first in one that has
-prepared the function (otherwise the first run compiles the program, and its operators prepare what they need), with one
-whose blocks are brought again, and with one whose blocks are there.
+prepared the function (otherwise the first run compiles the program, and its operators prepare what they need), with a
+run whose blocks are brought again, and with a run whose blocks are there.
 """
 
 import subprocess

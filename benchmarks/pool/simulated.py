@@ -1,7 +1,7 @@
 """Compares the simulator with a node of null devices: the same functions, rates, links and times of runs.
 
 Null devices take the times of a profile that was measured on this machine, so more of them than the machine has cores
-run at once, and any difference is an error of the simulator. The functions are whole programs, have a handler that
+can run at once, and any difference is an error of the simulator. The functions are whole programs, have a handler that
 takes 5 ms of a core, or are too large for a device. `live` sends requests over HTTP to a node; `simulated` draws other
 arrivals at the same rates, for longer.
 """

@@ -29,7 +29,7 @@ STEP_S = 3.0
 """The longest wait for an answer in one step."""
 TENANTS = 4
 CALLS = 12
-"""The requests of one step to functions that do not answer."""
+"""The requests to each function by `settings`, `_hogs` and `removed_while_running`; they do not wait for answers."""
 DAY_S = 86_400.0
 TRIALS = 32
 SLOW_CALLS = 200
@@ -189,7 +189,7 @@ def _hogs(way: str, seconds: float, **settings: float) -> Callable[[Attackers], 
         while True:
             yield
 
-    attack.__doc__ = f"Handlers of {TENANTS} tenants that {way}."
+    attack.__doc__ = f"Call handlers `hog` of {TENANTS} tenants with the way {way!r}."
     return attack
 
 

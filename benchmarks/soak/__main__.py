@@ -46,7 +46,7 @@ from benchmarks.measure import print_result
 from benchmarks.nodes import Node, running_node
 from benchmarks.openloop import Outcome, Plan, Sender
 from benchmarks.resources_held import HEADER, ResourcesHeld, at_rest, growth, row
-from benchmarks.soak.members import CHANGES, MODELS, ROWS, Member, arrivals, made
+from benchmarks.soak.members import CHANGES, MODELS, ROWS, Member, arrivals, make_members
 from benchmarks.soak.steps import JournalSteps
 from benchmarks.soak.verdicts import NodeEvents, verdict
 from overwinter.core.errors import OverwinterError
@@ -82,7 +82,9 @@ class Soak:
     def __init__(self, node: Node, options: argparse.Namespace) -> None:
         self.node = node
         self.rate = options.rate
-        families, self.targets, self.payloads = made(options.functions, tuple(options.models), options.small, self.pool)
+        families, self.targets, self.payloads = make_members(
+            options.functions, tuple(options.models), options.small, self.pool
+        )
         self.sizes = [len(family) for family in families]
         self.members = [member for family in families for member in family]
         self.counts: Counter[str] = Counter()

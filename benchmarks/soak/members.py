@@ -190,7 +190,7 @@ class Member:
         self.history.unloaded.end()
 
 
-def made(
+def make_members(
     count: int, models: tuple[str, ...], small: bool, pool: bool = False
 ) -> tuple[list[list[Member]], list[Target], list[bytes]]:
     """Return the members of all families, equally many of each, with the plan's targets (ROWS each) and payloads."""

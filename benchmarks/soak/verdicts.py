@@ -17,7 +17,7 @@ from benchmarks.openloop import Outcome
 AFTERMATH_S = 5.0
 """The time after a kill in which functions may be in backoff and zygotes start."""
 NEAR = 1e-4
-"""The largest difference by a shared run, relative to an answer's largest element: a tenth of what
+"""The largest difference that a shared run may cause, relative to an answer's largest element: a tenth of what
 docs/decisions/agreement.md allows, and less than the effect of a version's head.
 """
 
@@ -56,7 +56,7 @@ class Version:
         self._digests = [hashlib.sha256(answer).digest() for answer in answers]
         self._near = [] if exact else [np.frombuffer(answer, np.float32) for answer in answers]
 
-    def gave(self, outcome: Outcome, row: int) -> bool:
+    def is_answer(self, outcome: Outcome, row: int) -> bool:
         """Whether this is its answer to that input."""
         if outcome.digest == self._digests[row]:
             return True
@@ -100,7 +100,7 @@ def verdict(outcome: Outcome, began: float, row: int, history: History, events: 
     planned_at = began + outcome.planned_at_s
     span = Span(planned_at + outcome.delay_s, planned_at + outcome.latency_s)
     if outcome.status == 200:
-        known = [version for version in history.versions if version.gave(outcome, row)]
+        known = [version for version in history.versions if version.is_answer(outcome, row)]
         return "right" if any(version.served.overlaps(span) for version in known) else "wrong", span
     if outcome.status == 504 and "was not answered within" in outcome.start:
         return "expired", span

@@ -1,10 +1,10 @@
 """Measures memory against the number of instances and variants of a model: the paper's figures 9a and 11a.
 
 An instance is a worker: of functions with the same blocks, or of functions that differ in their last layer. All are
-alive at the same time; each has answered and is idle. Counted are anonymous PSS of the daemon, its zygotes and its
-workers, the pages of the host store once, and the tensor buffers (M_ts). They are compared with separate processes: the
-anonymous PSS of a plain one that has loaded the model and answered, times the instances (I * M). Libraries are not
-counted on either side: every process of a machine shares them.
+alive at the same time; each has answered and is idle. The memory of the node (M_ts) is the anonymous PSS of the daemon,
+its zygotes and its workers, the pages of the host store once, and the tensor buffers. It is compared with separate
+processes: the anonymous PSS of a plain one that has loaded the model and answered, times the instances (I * M).
+Libraries are not counted on either side: every process of a machine shares them.
 """
 
 import tempfile

@@ -75,7 +75,7 @@ class Devices:
 
 
 def table_4(node: Scenario, model: str) -> list[float]:
-    """Return the milliseconds of a model's run alone, as in table 4. The fastest link is between devices 1 and 2."""
+    """Return the milliseconds of a model's run alone, as in table 4. Devices 1 and 2 have one of the fastest links."""
     devices = Devices(node)
     function = devices.functions[model]
     found = []

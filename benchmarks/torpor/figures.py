@@ -160,7 +160,7 @@ def full_compliance(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     found = _largest({key: sharing_bases(node) if key[1] else node for key in made}, sizes, traces)
     distinct, shared = ({name: found[name, each] for name in FULL} for each in (False, True))
     print("\nThe most functions on a node of which all comply, in steps of", sizes.step)
-    print(f"  {'':16}{'distinct':>10}{'variants':>10}   variants have the base of their model and an own head")
+    print(f"  {'':16}{'distinct':>10}{'variants':>10}   variants have the base of their model and their own heads")
     for name in FULL:
         print(f"  {name:16}{distinct[name]:10}{shared[name]:10}")
     factors = [each["overwinter"] / each["torpor"] for each in (distinct, shared) if each["torpor"]]

@@ -183,7 +183,7 @@ def _journal_lost(log: Callable[[str], None], error: OSError) -> None:
 
 
 def _restore(deploys: Deploys, traffic: TrafficSplits, loop: Loop, log: Log) -> None:
-    """Tell the scheduler about all functions and splits. If it fails, raise why."""
+    """Tell the scheduler about all functions and splits. If the loop fails meanwhile, raise its error."""
     try:
         deploys.restore()
         traffic.restore(log)

@@ -1,5 +1,5 @@
-"""Each name that a benchmark or an example imports from the project exists, because the type checker does not check
-them.
+"""Each name that a benchmark or an example imports from the project exists. The type checker does not check these
+files.
 """
 
 import ast

@@ -49,7 +49,7 @@ def fixed():
     return Scale(), {"x": torch.zeros(1, 2)}, {}
 
 def failing():
-    raise ValueError("no weights\\nin this house")
+    raise ValueError("no weights\\nin this place")
 
 def waiting():
     import threading

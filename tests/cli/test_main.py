@@ -47,7 +47,7 @@ def test_help_needs_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_asking_a_node_needs_no_arrays(node: Serving) -> None:
+def test_asking_a_node_imports_no_array_library(node: Serving) -> None:
     code = (
         "import sys\n"
         "from overwinter.cli.main import main\n"

@@ -102,7 +102,6 @@ def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, workshop: P
         for command in (asked, ("show", "scale", *where), ("explain", "scale", *where)):
             local(*command, *admin, exit_code=1)
             local(*command, *admin, "--tenant", "acme")
-        # The first request of `infer`, for the function's description, uses up the rate.
         local("token", "limit", "acme", "--data", node.data, "--requests-per-s", "1")
         with Client(node.url, token=infer) as client:
             array, refused = numpy.ones((1, 2), dtype="float32"), False
@@ -113,6 +112,7 @@ def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, workshop: P
                     refused = True
             # For lists the client asks for the datatype of the input first.
             assert client.infer("scale", {named: [[1.0, 2.0]]})
+        # The command's first request, for the function's description, may use up the rate; then the second one waits.
         local(*asked, "--token", infer)
         listed = local("ps", "--json", *where, *admin, "--tenant", "acme").stdout
         assert [each["name"] for each in json.loads(listed)] == ["scale"]

@@ -1,4 +1,4 @@
-"""A block that another process copies out of a device's memory is that block, or its copy is void."""
+"""A copy that another process makes of a block in a device's memory has the bytes of that block, or is void."""
 
 import ctypes
 import mmap

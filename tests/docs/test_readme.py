@@ -75,7 +75,7 @@ def environment(home: Path, memory: Path) -> dict[str, str]:
         "PATH": f"{place}:{os.environ['PATH']}",
         "VIRTUAL_ENV": str(place.parent),
         "HOME": str(home),
-        # Another node may run on this machine, and the memory of this one is checked.
+        # Another node may run on this machine, and the host store of this node is checked.
         "OVERWINTER_PORT": "0",
         "OVERWINTER_HOST_STORE": str(memory),
     }

@@ -30,7 +30,7 @@ def document(**fields):
     return msgspec.msgpack.encode(msgspec.msgpack.decode(encode_program(chain())) | fields)
 
 
-def decodes(data):
+def decode_counting_steps(data):
     """Decode a program; return it and the number of steps."""
     steps = 0
 
@@ -62,20 +62,20 @@ def long_program():
 def test_a_long_list_is_decoded_entry_by_entry():
     program = long_program()
     lists = (program.inputs, program.weights, program.calls, program.values, program.layers)
-    decoded, steps = decodes(encode_program(program))
+    decoded, steps = decode_counting_steps(encode_program(program))
     assert decoded == program
     assert steps >= sum(map(len, lists))
 
 
 def test_a_short_program_is_decoded_field_by_field():
-    assert decodes(encode_program(chain()))[1] == len(chain().__struct_fields__)
+    assert decode_counting_steps(encode_program(chain()))[1] == len(chain().__struct_fields__)
 
 
 def test_a_field_that_is_given_twice_is_decoded_once():
     data = bytearray(encode_program(chain()))
     data[0] += 1
     data[1:1] = msgspec.msgpack.encode("calls") + msgspec.msgpack.encode(["no call"] * MAX_CALLS)
-    decoded, steps = decodes(bytes(data))
+    decoded, steps = decode_counting_steps(bytes(data))
     assert decoded == chain()
     assert steps == len(chain().__struct_fields__)
 

@@ -1,5 +1,5 @@
-"""Operators with insufficient checks in PyTorch, at arguments for which they would access memory outside their
-tensors.
+"""Operators with insufficient checks in PyTorch, at arguments for which they would access memory outside their tensors,
+return uninitialized memory or crash the process.
 """
 
 import pytest
@@ -150,7 +150,7 @@ def test_a_grid_is_sampled_in_known_modes(mode, modes):
         run(f"aten.{mode}.default", torch.ones(1, 1, 2, 2), torch.ones(1, 2, 2, 2), *modes, False)
 
 
-def test_images_are_not_resized_by_next_to_nothing():
+def test_images_are_not_resized_by_a_scale_near_zero():
     image = torch.ones(1, 1, 4, 4)
     with pytest.raises(ValueError, match="scale"):
         run("aten.upsample_bicubic2d.default", image, (8, 8), False, 1e-30, 2.0)

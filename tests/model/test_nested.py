@@ -98,7 +98,7 @@ def depends_on_a_size(self, x):
         (depends_on_a_size, r"torch\.cond on a size.*held"),
     ],
 )
-def test_a_conditional_whose_branches_differ_in_more_than_values_is_refused(function, message):
+def test_a_conditional_that_no_flat_program_can_express_is_refused(function, message):
     with pytest.raises(ProgramError, match=message):
         export(Held(function, table=nn.Embedding(4, 4)), (ROWS,))
 

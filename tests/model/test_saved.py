@@ -332,7 +332,7 @@ def graph(target: Any, *arguments: Any) -> torch.fx.GraphModule:
 
 
 def test_a_reference_runs_with_the_checks_of_a_program() -> None:
-    """Like a program, it accesses no memory outside its tensors."""
+    """A reference, the saved graph that a program is compared with, also accesses no memory outside its tensors."""
     behind = graph(torch.ops.aten._reshape_alias.default, [1000, 4], [4, 1])
     widest = graph(torch.ops.aten.histc.default, 1 << 40)
     for module in (behind, widest):

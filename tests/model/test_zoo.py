@@ -32,7 +32,7 @@ PARAMETERS = {
 """As published for these architectures (MiniLM without the pooler that a sentence embedding does not use)."""
 
 MEGABYTES = {"textcnn": 11, "lstm": 23, "dssm": 25, "mlp": 5}
-"""Tetris's table 4; for the MLP, what the overhead benchmarks ask."""
+"""Tetris's table 4; for the MLP, the size that the overhead benchmarks need."""
 
 
 def answers(module, inputs):

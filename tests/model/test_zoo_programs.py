@@ -1,4 +1,4 @@
-"""Every model of the zoo as a program: the same bits as eager PyTorch, and sizes as they turn out to be."""
+"""Every model of the zoo as a program: the same bits as eager PyTorch, and values of the described sizes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Fixtures: real processes for the tests, one after another."""
+"""Fixtures: real processes and a whole node, which tests use one after another."""
 
 import gc
 from contextlib import closing

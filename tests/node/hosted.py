@@ -1,4 +1,4 @@
-"""A node with a device in the process of the tests. Its event loop runs only while a test uses it."""
+"""A node with a device, in the process of the tests. Its event loop runs only while a test uses it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""A lasting difference is reported once; a temporary one is not."""
+"""A lasting difference between two counts of bytes is reported once; a temporary one is not."""
 
 import asyncio
 import os

@@ -203,7 +203,7 @@ def test_the_next_start_removes_groups_of_a_killed_node_but_not_of_a_running_one
         for node in nodes:
             node.kill()
             node.communicate()
-        # It also removes what they left.
+        # The next start also removes what they left.
         Groups()
     assert not places(parents, f"{NAME_PREFIX}{lives.pid}-")
 

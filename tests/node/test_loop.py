@@ -73,7 +73,7 @@ class Quiet:
 
 
 async def read_by(read, log=None):
-    """Let `read` see three steps; return the number of actions done before. The loop continues."""
+    """Let `read` see three steps; return the number of actions done before it sees the first. The loop continues."""
     effects = Quiet()
     loop = loop_over(effects, read, log=log)
     for event in (Arrived(1, "absent", None, None), Cancelled(1), Arrived(2, "absent", None, None)):

@@ -297,7 +297,7 @@ def test_the_usual_time_of_a_run_grows_with_its_requests(rig, functions, usual):
         run = Run(worker.worker, 1, tuple(range(1, len(functions) + 1)), None, functions)
         scene.statistics.observe(1.0, Alarm(), [run])
         await scene.check(1.0)
-        # More than four times what one request takes.
+        # Where a run has several requests, this is more than four times the usual time of one.
         for _ in range(2):
             await scene.compute(worker)
         assert await scene.check(2.1) == []

@@ -160,7 +160,7 @@ class Data(bytearray):
 
 
 def released_by_a_failure(functions, pipelines, **works):
-    """Return which tensors are released before a garbage collection when a pipeline fails. `works`: those of stages."""
+    """Return which tensors are released before a garbage collection when a pipeline fails. `works`: what stages do."""
     released = []
 
     async def make(inputs):
@@ -408,7 +408,7 @@ def test_a_signature_is_computed_again_only_after_a_function_has_changed(functio
     for _ in range(3):
         assert pipelines.view("fork", None).state == "READY"
         assert [view.tenant for view in pipelines.views("tests")] == ["tests"]
-        # The same tensors again concern no pipeline.
+        # A version with the same tensors affects no pipeline.
         pipelines.protect_at_once("double", View(2))
     assert list(pipelines.views("others")) == found == []
     functions.add("double", version=2, inputs=(TensorSpec("x", "FP32", (2,)),))

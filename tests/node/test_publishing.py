@@ -116,7 +116,7 @@ def test_changes_during_a_trial_are_considered_at_its_end(hosted, monkeypatch, w
     run(hosted, scene)
 
 
-def test_a_version_on_trial_answers_for_a_promoted_one_that_was_removed_meanwhile(hosted, monkeypatch):
+def test_a_new_version_answers_if_the_promoted_one_was_removed_during_its_trial(hosted, monkeypatch):
     async def scene(node, first, second) -> None:
         await node.deploy(first)
         await node.set_traffic(first.name, (Share(1, 100),))

@@ -127,7 +127,7 @@ def test_a_node_keeps_serving_when_the_system_refuses_threads(tmp_path):
         async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
             with no_more_threads():
                 waking = asyncio.create_task(node.load("f", None))
-                # Its blocks come by a thread.
+                # A thread loads its blocks.
                 await until(lambda: node.view("f", None).info().missing_bytes == 0)
                 assert b"overwinter_" in await node.telemetry.metrics()
                 pipeline = Pipeline(

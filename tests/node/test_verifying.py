@@ -1,5 +1,5 @@
-"""While a core is idle, the blocks that an earlier run left in memory are hashed at full speed. Otherwise, blocks in
-memory are hashed with a share of a core.
+"""While a core is idle, the blocks that an earlier run of the node left in memory are hashed at full speed. Otherwise,
+blocks in memory are hashed with a share of a core.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A function whose blocks an earlier run left in memory: real processes, a real host store, the node's effects."""
+"""A function whose blocks an earlier run of the node left in memory: real processes, host store and effects."""
 
 import asyncio
 import os

@@ -285,7 +285,7 @@ def setup(assets):
 
 
 class Fat(torch.nn.Module):
-    """A model with temporary values larger than its limit."""
+    """A model whose temporary values do not fit within its memory limit."""
 
     def forward(self, x):
         return {"y": x.repeat(1, 40_000).sum(dim=1, keepdim=True)}

@@ -1,4 +1,4 @@
-"""Runs on simulated devices take the times of their execution and of the transfer of what is missing."""
+"""A run on a simulated device takes the longer of its execution and its transfer, plus the time of the first group."""
 
 import msgspec
 import pytest

@@ -63,7 +63,7 @@ def test_only_an_oracle_gets_forecasts_and_the_requests_are_the_same():
 
 
 def test_an_oracle_attains_more_than_mls_and_does_not_scale_in_while_the_rate_rises():
-    """While the rate rises, that of the last period does not suffice, and that of the next one does."""
+    """While the rate rises, workers for the rate of the last period do not suffice, and those for the next one do."""
     triangle = {"kind": "periodic", "low": 1.0, "high": 60.0, "period_s": 120.0}
     costly = function(
         latency_ms={"1": 200}, serial=0.05, settings={"slo_ms": 400, "threads": 4, "max_workers": 32}, workload=triangle

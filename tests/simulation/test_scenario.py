@@ -40,7 +40,7 @@ def test_copies_multiply_the_siblings():
     assert len(scene(function(variants=3), function("g")).multiplied(4).simulated_functions()) == 16
 
 
-def test_latency_lies_between_the_batches_given():
+def test_latency_is_interpolated_between_the_batches_given():
     [model] = scene(function(latency_ms={"2": 50, "4": 110})).functions
     known = model.scheduler_profile()
     assert [known.latency_s(1, batch, 1) for batch in (1, 2, 3, 4, 6)] == pytest.approx([0.05, 0.05, 0.08, 0.11, 0.17])

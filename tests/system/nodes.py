@@ -84,8 +84,8 @@ class NodeProcess:
         return found
 
     def zygotes(self) -> list[int]:
-        """Return the base zygote, then the tenants'. In namespaces of its own the base has a parent that waits
-        for it.
+        """Return the base zygote, then the tenants'. A base zygote in separate namespaces has a parent that waits for
+        it, which is left out.
         """
         members = set(self.worker_pids())
         found = [pid for pid in self.children() if pid not in members and not is_ahead(pid)]
@@ -176,7 +176,7 @@ class NodeProcess:
 
 
 def is_nested(pid: int) -> bool:
-    """Whether the process is in a process namespace below this one's."""
+    """Whether the process is in a PID namespace below this one's."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

@@ -70,7 +70,7 @@ def served_while_stopped(node: NodeProcess, pids: list[int], ask: Callable[[int]
     return during
 
 
-def test_each_way_is_tried_and_one_function_is_seen(make_node):
+def test_workers_and_devices_are_both_tried_and_a_function_is_seen_as_one(make_node):
     node = make_node("--devices", "2", "--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, float(at)) for at in range(3) for name in MODELS)
@@ -138,7 +138,7 @@ def test_while_workers_and_executors_die_answers_are_right_or_refusals_clear(mak
     assert replayed(node.journal)
 
 
-def test_it_is_served_after_restarts_with_and_without_devices(make_node):
+def test_functions_are_served_after_restarts_with_and_without_devices(make_node):
     node = make_node("--devices", "1", "--device-memory", "4MiB")
     put(node)
     with_devices = node.options

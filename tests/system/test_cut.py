@@ -104,7 +104,7 @@ def test_a_cut_program_gives_the_answers_of_the_whole_while_others_compete_and_e
         assert not journal.exists() or replayed(journal)
 
 
-def test_with_any_it_runs_in_workers_and_in_slices_whatever_dies(make_node):
+def test_a_cut_function_for_any_device_runs_in_workers_and_in_slices_whatever_dies(make_node):
     node = make_node(*SMALL)
     put(node, "whole")
     assert "its program is cut into 3 slices" in put(node, "cut", device="any").warning

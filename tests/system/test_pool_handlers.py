@@ -118,7 +118,7 @@ def test_a_text_function_answers_as_on_the_cpu(pool: NodeProcess, together):
     assert runs(pool) > len(requests)
 
 
-def test_one_function_is_seen(shared_node):
+def test_a_function_with_a_handler_is_seen_as_one(shared_node):
     pool = shared_node("--devices", "1", "--device-memory", "8MiB")
     deploy(pool, "seen", handler=PLUS + MORE, device="pool", slo_ms=5000)
     assert [ask(pool, "seen")[0] for _ in range(4)] == [11.0] * 4

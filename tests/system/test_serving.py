@@ -50,7 +50,7 @@ def test_idle_workers_stay_until_others_need_their_capacity(make_node):
     assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
     [results] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "evict-worker"]
     assert "capacity" in results["why"]
-    # A full cache is normal, and is not logged.
+    # Full worker capacity is normal, and is not logged.
     assert not any("others need" in line for line in node.said)
 
 
@@ -158,7 +158,7 @@ def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess
         wait_for_answer(node, "slow", 0.8, timeout_s=0.1)
 
 
-def test_unload_releases_memory_and_load_makes_it_ready(node: NodeProcess):
+def test_unload_releases_memory_and_load_makes_the_function_ready(node: NodeProcess):
     deploy(node, "loaded", Scale(77.0))
     before = node.stored_bytes()
     node.client.unload("loaded")

@@ -56,7 +56,7 @@ def state(node: NodeProcess, key: str) -> int:
 @pytest.fixture
 def node(shared_node, request) -> NodeProcess:
     """Return a node with three variants, awake in one worker; another worker starts only if that one hangs or ends.
-    The parameter is how long a run may take.
+    The parameter is the timeout of their requests.
     """
     timeout_s = getattr(request, "param", 60.0)
     node = shared_node("--workers-max", "2", "--cores", "1")

@@ -155,7 +155,7 @@ def test_usage_is_recorded_by_tenant_and_survives_a_restart(shared_node):
 
 
 def test_a_truncated_block_is_reported_once_and_counted(tmp_path):
-    # A verified block would be replaced before two checks have seen that it was truncated.
+    # With verification, the block would be replaced before two checks have seen that it was truncated.
     node = NodeProcess(tmp_path / "cut", "--accounting-s", "0.05", "--verify-share", "0")
     try:
         deploy(node, "one", Scale(2.0))

@@ -1,4 +1,4 @@
-"""Deploying directories of `transformers`, and the errors for incomplete ones."""
+"""Opening directories of `transformers` for a task, and the errors for incomplete ones."""
 
 import io
 import json

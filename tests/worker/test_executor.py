@@ -134,7 +134,7 @@ def test_blocks_that_move_for_a_sibling_are_read_where_they_are(stack):
     allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
     device = stack.enter_context(closing(VirtualDevice("a", allocator)))
     link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
-    # Without these two partitions, the head of the second function needs one more: that of the trunk.
+    # The eviction of the filler leaves no three adjacent free partitions for the second head: the trunk must move.
     device.hold("filler", "ada", {"f" * 64: 2 * PARTITION_BYTES})
     trunk, known = torch.nn.Linear(32, 64, bias=False), set()
     models = {name: Headed(trunk).eval() for name in ("first", "second")}

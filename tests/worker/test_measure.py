@@ -1,3 +1,5 @@
+"""What a worker measures of itself: its memory and the time of each layer."""
+
 import time
 
 import torch

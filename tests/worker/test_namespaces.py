@@ -127,5 +127,5 @@ def test_all_processes_of_a_namespace_end_with_the_process_that_started_them():
         if outer.stdout.read(2) != b"up":
             pytest.skip("this system gives no namespaces")
         outer.kill()
-        # Any running process has the other end of the pipe.
+        # A process that still ran would hold the other end of the pipe.
         assert outer.stdout.read() == b""

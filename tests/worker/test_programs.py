@@ -1,4 +1,4 @@
-"""The memory that a warm-up leaves behind, in a separate process."""
+"""What the preparation of a program leaves behind: memory, descriptors and the compiled program."""
 
 import os
 import subprocess

@@ -27,7 +27,7 @@ def test_what_asks_for_too_much_lacks_memory(take):
     assert lacks_memory(wrapped)
 
 
-def test_what_fails_otherwise_does_not():
+def test_what_fails_otherwise_does_not_lack_memory():
     with pytest.raises(RuntimeError) as raised:
         torch.zeros(2) @ torch.zeros(3)
     assert not any(map(lacks_memory, [raised.value, OSError(errno.EPERM, "no"), ValueError("memory")]))

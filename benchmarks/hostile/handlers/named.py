@@ -1,4 +1,4 @@
-"""The last part of escape handlers. A request is a JSON object: `way` names the attempt to make, and the other keys
+"""The last part of `kernel` and `spy`. A request is a JSON object: `way` names the attempt to make, and the other keys
 describe objects outside the sandbox.
 
 The answer begins with "did: " if the attempt succeeded, and with "could not: " if it failed.

@@ -53,7 +53,7 @@ def _from_torch(name: str, value: Any) -> Tensor:
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype not in DATATYPES:
         raise CallerError(f"input {name!r} is a tensor of {dtype}; known: {', '.join(DATATYPES)}")
-    # One element counts as contiguous also where PyTorch has put off its negation.
+    # `contiguous` does not copy a tensor of one element, so it would not apply a negation that PyTorch has deferred.
     whole = value.detach().cpu().resolve_neg().contiguous()
     # PyTorch's own fast access to a tensor's bytes needs NumPy, which may not be installed.
     data = ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
@@ -84,7 +84,7 @@ def _from_lists(name: str, value: Any, datatype: str) -> Tensor:
     code = _STRUCT_FORMATS.get(datatype)
     if code is None:
         raise CallerError(f"input {name!r} is {datatype}, which lists cannot give: pass a tensor or an array")
-    # `struct` takes the truth of any object.
+    # For BOOL, `struct` packs the truth value of any object.
     if datatype == "BOOL" and any(isinstance(item, str | bytes) or item not in (False, True) for item in items):
         raise CallerError(f"input {name!r} is BOOL: its elements must be true or false")
     try:

@@ -6,8 +6,8 @@ Examples are 401, 429, a header that names another tenant, and 503 if the node s
 progress.
 
 A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write RECORDS_PER_S records
-per second, and its next record says how many were left out, so that one tenant cannot displace the records of others in
-less than ten minutes.
+per second, so that one tenant cannot displace the records of others in less than ten minutes. Its next record says how
+many were left out.
 """
 
 import os

@@ -25,8 +25,8 @@ PARSED_MAX = 64
 PIECE_BYTES = 256 << 10
 """Long answers are written in pieces of this size."""
 DESCRIPTORS_DIVISOR = 4
-"""Connections may have the number of the process's descriptors divided by this; the others are for workers, blocks and
-files.
+"""The most connections are the process's limit of descriptors divided by this; the other descriptors are for workers,
+blocks and files.
 """
 LINGER_S = 30.0
 """How long the rest of an unwanted body is read and discarded, so that its sender can read the answer."""

@@ -185,7 +185,7 @@ def main() -> None:
         sys.exit(code if code >= 0 else ENDED_BY_SIGNAL - code)
     model = os.open(order.path, os.O_RDONLY | os.O_NONBLOCK)
     kind = os.fstat(model).st_mode
-    # The rule is for what was opened, even if the name means another file by now.
+    # The sandbox permits reading what was opened, even if the name means another file by now.
     readable = [f"/proc/self/fd/{model}"] if stat.S_ISREG(kind) or stat.S_ISDIR(kind) else []
     limits = WorkerLimits(UNLIMITED, UNLIMITED, UNLIMITED)
     lacking = Sandbox(readable=readable).enter(None, limits, [result, weights])

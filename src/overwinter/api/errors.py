@@ -34,7 +34,7 @@ def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Respo
         about = {"function": name, "request": request_id[:REQUEST_ID_MAX].decode(errors="replace")}
         _log.error("a request failed unexpectedly", exc_info=error, extra=about)
     elif error.totals:
-        # The totals without their numbers name what is full. Any caller can cause refusals.
+        # The totals without their numbers name what is full. The log is throttled: any caller can cause refusals.
         caller, kind = scope.get(CALLER), NUMBER.sub("", error.totals)
         tenant = None if caller is None else caller.tenant
         refusals.log((tenant, kind), f"a request was refused: {error.text_for_administrator()}")

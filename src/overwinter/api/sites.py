@@ -1,9 +1,9 @@
-"""Refuses what web pages of other sites send in a browser to a node without tokens.
+"""Refuses requests that web pages of other sites send from a browser to a node without tokens.
 
 A page can send some requests to any address, without reading the answers; those that may change something name the
 page in `Origin`. With DNS rebinding its own name leads to the node, and it can read the answers too: a node on loopback
-is therefore called only by names that no site has. A node with tokens needs no such checks, because a browser sends no
-token for a page of another site.
+therefore accepts only names in `Host` that no site has. A node with tokens needs no such checks, because a browser
+sends no token for a page of another site.
 """
 
 import re

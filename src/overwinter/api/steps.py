@@ -12,7 +12,7 @@ from overwinter.node.fair_lock import FairLock
 from overwinter.node.fair_queue import FairQueue
 
 STEP_BYTES = 64 << 10
-"""The approximate number of bytes that one step reads or writes. Such a step takes well below a millisecond."""
+"""The approximate number of bytes that one step reads or writes. Such a step takes well under a millisecond."""
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]

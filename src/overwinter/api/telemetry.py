@@ -58,7 +58,7 @@ class TelemetryApi:
         return Response(200, await request.run(listed(used, lambda each: each, request.reservation)), [JSON_TYPE])
 
     async def explain(self, request: Request) -> Response:
-        """The state of a function and the reasons of the last decisions."""
+        """The state of a function and the reasons for the last decisions."""
         return request.counted(json_response(await request.caller.node.telemetry.explain(*function_of(request))))
 
     async def logs(self, request: Request) -> Response:

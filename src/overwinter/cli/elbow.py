@@ -1,4 +1,4 @@
-"""The command that measures the link to a device, and thus the best size of the groups in which blocks are brought."""
+"""The command that measures the link to a device, and thus the best size of the groups in which blocks are copied."""
 
 import os
 

@@ -35,7 +35,7 @@ def open_source(
 ) -> Opened | Path:
     """Open the model that `source` names; for a `.pt2` file or a directory of `transformers` return the path.
 
-    Modules are also searched in `directory`. `task` and `options` apply to a directory of `transformers`. Raises
+    Modules are searched for in `directory` first. `task` and `options` apply to a directory of `transformers`. Raises
     CallerError if `source` names nothing, or no directory although one of them is given; AuthorError if the author's
     code fails.
     """

@@ -115,7 +115,7 @@ class Run(_Action, frozen=True):
     function: FunctionId | None = None
     """The function of the requests; None: the function for which the worker was started."""
     functions: tuple[FunctionId, ...] = ()
-    """The function of each request, if there are several; the run was started for that of the first request."""
+    """The function of each request, if they differ; the run was started for that of the first request."""
 
 
 class Bind(_Action, frozen=True):
@@ -152,8 +152,8 @@ class StartExecutor(_Action, frozen=True):
 
 
 class RunOnDevice(_Action, frozen=True):
-    """Send these requests to an executor as one batch, and meanwhile bring the blocks that its device misses; answered
-    by RunEnded or WorkerExited. Without requests the blocks are only brought.
+    """Send these requests to an executor as one batch, and meanwhile copy the missing blocks to its device; answered by
+    RunEnded or WorkerExited. Without requests, only the blocks are copied.
     """
 
     executor: WorkerId
@@ -162,13 +162,13 @@ class RunOnDevice(_Action, frozen=True):
     function: FunctionId
     requests: tuple[RequestId, ...]
     missing_bytes: int = 0
-    """The bytes to bring."""
+    """The bytes to copy."""
     evict: tuple[FunctionId, ...] = ()
     """The functions that are evicted from the device first."""
     peer: DeviceId | None = None
     """The device from which the blocks that it has are copied; the others come from the host store."""
     functions: tuple[FunctionId, ...] = ()
-    """The function of each request, if there are several; the run was started for that of the first request."""
+    """The function of each request, if they differ; the run was started for that of the first request."""
 
 
 class PrepareOnDevice(_Action, frozen=True):

@@ -130,7 +130,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     meanwhile.
     """
     prepared_max: int = 256
-    """The most compiled programs of a tenant's zygote; the least recently used is dropped first."""
+    """The most compiled programs of a tenant's zygote; the least recently used is dropped first. An executor that has
+    this many functions prepares no others ahead.
+    """
     backoff_first_s: float = 0.1
     backoff_max_s: float = 30.0
     retry_after_min_s: float = 1.0

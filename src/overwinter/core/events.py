@@ -173,7 +173,7 @@ class PreparedOnDevice(_Event, frozen=True):
     operation: OperationId
     """The operation of the PrepareOnDevice that this answers."""
     interrupted: bool = False
-    """Whether it ended early, because a run was ordered."""
+    """Whether it ended early, because a run was ordered or the function was unbound."""
 
 
 class WorkerExited(_Event, frozen=True):

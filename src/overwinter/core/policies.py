@@ -44,7 +44,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     batching: Batching = "overwinter"
     """When waiting requests are sent, and to which worker."""
     keep_alive: KeepAlive = "unlimited"
-    """How long an idle worker is kept: until others need its resources, for a fixed time, or depending on its history.
+    """How long an idle worker is kept: until others need its resources, for a fixed time, or by its functions' history.
     A function's own `keep_alive_s` replaces the fixed time, and limits the others.
     """
     keep_alive_s: float = 60.0

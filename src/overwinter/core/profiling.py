@@ -13,8 +13,8 @@ CONFIGURATIONS_MAX = 1024
 
 
 class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to measure. None: the powers of two below the function's setting, or below what machine and program allow,
-    and that number itself.
+    """What to measure. None: the powers of two below the function's setting, or below what the machine and the program
+    allow if that is less, and that number itself.
     """
 
     cores: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""The memory that a run takes besides the weights: its inputs and results, by liveness, and operators' scratch memory.
+"""The memory that a run takes besides the weights: its inputs, its live results, and operators' scratch memory.
 
 It is estimated before the run. A run whose estimate exceeds what the device has for it is divided, or refused.
 """

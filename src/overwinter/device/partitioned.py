@@ -84,8 +84,8 @@ class PartitionedAllocator(Allocator):
 
     def consolidate(self, largest: int = 0) -> list[Move]:
         """Move the blocks out of one partition, the one with least in it that can be vacated; or out of several
-        adjacent ones, if a block of `largest` bytes needs several and there are not as many free. Called again, it goes
-        on, until no move is left.
+        adjacent ones, if a block of `largest` bytes needs several and not as many adjacent ones are free. Called again,
+        it goes on, until no move is left.
 
         The moves are to be carried out in order. The memory that each one writes is free when its turn comes.
         """

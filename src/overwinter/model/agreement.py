@@ -51,8 +51,8 @@ def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and exclude sizes at which they differ.
 
     The minimum of a size that is wrong at 1 becomes 2; if only one of program and model accepts larger values of a
-    size, its maximum becomes the example's. Sizes that a check of the program refuses are only noted, if program and
-    model agree at each minimum with some values of the other sizes. Raises ProgramError for any other difference, and
+    size, its maximum becomes the example's. Sizes that a check of the program refuses are only noted, but 1 counts as
+    wrong if it is refused with all tried values of the other sizes. Raises ProgramError for any other difference, and
     for a model that fails at the example's sizes or keeps state.
     """
     assert exported.reference is not None, "only a newly exported program can be compared"

@@ -285,7 +285,7 @@ class _Conversion:
         self.weights.append(stored)
 
     def _place(self, node: Node, slot: int) -> None:
-        """Assign a slot to a node's value. The slot owns the value's memory unless an earlier one does, and its owner
+        """Assign a slot to a node's value. The slot owns the value's memory unless an earlier one does; that owner
         also owns the memory of removed copies of the value.
         """
         self.slots[node] = slot

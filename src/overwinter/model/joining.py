@@ -41,9 +41,9 @@ def batching(
     most MOST_REQUESTS.
 
     `request` draws a request with a number of rows from a seed, and `answer` runs the program or raises. Each request
-    must get the answer that it gets alone, within `bound`. The first of two requests must also get the same answer,
-    within a hundredth of `bound`, when the other one is replaced by a different one, a copy of the first, or an extreme
-    one.
+    must get the answer that it gets alone, within `bound`. Each of two requests, in either order, must also get the
+    same answer, within a hundredth of `bound`, beside the other one as beside a copy of itself; the other one is in
+    turn a random, an equal and an extreme request.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.batching_obstacle:

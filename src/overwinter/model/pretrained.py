@@ -43,7 +43,7 @@ code.
 _CODE = re.compile(r".*(attn|experts)_implementation")
 """Settings that may name kernels, which are code to download."""
 _OWN_KERNELS = (None, "eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
-"""Their values that name code of PyTorch and `transformers`."""
+"""The values of these settings that name code of PyTorch and `transformers`."""
 _FURTHER_CODE = ("quantization_config", "transformers_weights", "configuration_files", "attribute_map")
 """Settings that make `transformers` use other libraries, read other files, or give settings other names."""
 _INDEX = "model.safetensors.index.json"

@@ -36,7 +36,7 @@ _PLAIN = {
 """The graph's strings that may contain more than names; in Python source the names of tensors occur only in quotes.
 """
 _NOTES = {"stack_trace", "nn_module_stack", "torch_fn", "from_node", "custom"}
-"""The metadata of a call that PyTorch does not evaluate. PyTorch looks up the names in `source_fn_stack`."""
+"""The kinds of call metadata that PyTorch does not evaluate. It does look up the names in `source_fn_stack`."""
 _OPERATOR = re.compile(r"torch\.ops\.((?!__)\w+)\.(\w+)(?:\.(\w+))?")
 _ON_SIZES = re.compile(
     r"_operator\.(eq|ne|le|ge|lt|gt|neg|pos|not_|mul|add|sub|floordiv|truediv|mod|pow|and_|or_|lshift|rshift)"

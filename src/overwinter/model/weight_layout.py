@@ -6,7 +6,7 @@ from overwinter.model.structure import Weight
 
 
 def strides(weight: Weight) -> tuple[int, ...]:
-    """Return the distance, in elements, of neighbours in each dimension."""
+    """Return the distance, in elements, between neighbours in each dimension."""
     found = [1] * len(weight.shape)
     distance = 1
     for dim in reversed(weight.order or range(len(weight.shape))):

@@ -8,8 +8,8 @@ PROCESS = Path("/proc/self")
 
 
 def group_of(controller: str, process: Path = PROCESS) -> Path | None:
-    """The group of this process in the hierarchy that has the controller, if it passes it on to groups below; None if
-    the system does not report it.
+    """The group of this process in the hierarchy that has the controller, if the group passes the controller on to
+    groups below it; None if the system does not report it.
     """
     return _group(controller, process, "cgroup.subtree_control")
 

@@ -90,7 +90,7 @@ class Deploys:
     async def _deploy(self, manifest: Manifest, counted: Callable[[DeployedFunction], None]) -> DeployedVersion:
         """Register and try a version; `counted` is called as soon as it counts as deployed."""
         with suppress(NotFoundError):
-            # Before a check could name its pipelines.
+            # Before any check whose error could name the function's pipelines.
             if self.owner(manifest.name) != manifest.tenant:
                 raise ForbiddenError(f"function {manifest.name!r} belongs to another tenant: choose another name")
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
@@ -195,7 +195,7 @@ class Deploys:
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove one version, or all with None. Runs in progress get the drain timeout to end. Raises NotFoundError, or
-        ConflictError if a pipeline needs it.
+        ConflictError if a pipeline needs it, or if it has a share of the requests and other versions remain.
         """
         tenant = self.owner(name)
         async with self._pipelines.changing.turn(tenant):

@@ -180,7 +180,7 @@ class NodeEffects:
         self, function: DeployedFunction, operation: OperationId, added: int, addresses: tuple[Address, ...]
     ) -> None:
         """Report that all blocks are in memory. A version on trial that itself runs on the pool is then published,
-        unless a pipeline that was changed meanwhile does not accept it.
+        unless a pipeline would break.
         """
         try:
             if function.on_trial and function.check_publish is not None and function.on_pool:

@@ -226,7 +226,7 @@ class Executors:
         then: Callable[[], None],
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Hand over the functions that the executor lacks, and then call `then`, unless the order is over."""
+        """Hand over the functions that the executor lacks, and then call `then`; do nothing once `is_over` is true."""
         if process.over or is_over():
             return
         function = next((each for each in functions if not process.bindings.has(each.id)), None)

@@ -275,7 +275,7 @@ class Forks:
         self.kill(process)
 
     def end(self, process: ContainedProcess, reason: str) -> None:
-        """Report the end of a process that no zygote knows."""
+        """Report the end of a process that is not in the `workers` of any zygote."""
         self._living.pop(process.forked_as, None)
         self._stop_waiting(process)
         process.kill()

@@ -32,7 +32,7 @@ from overwinter.worker.channel import packet_bytes_max
 from overwinter.worker.messages import Bind, Load, Trial
 
 ENVELOPE_BYTES = 1024
-"""What a zygote's message may have beside those with which a worker starts."""
+"""The bytes that a message to a zygote may have in addition to the load and bind messages in it."""
 _LARGE = 1 << 32
 """A size that takes as many bytes in a message as any."""
 BUFFERS_BYTES = 512 << 20
@@ -132,7 +132,7 @@ class DeployedFunction:
             outputs=program.outputs,
             handler=None,
             samples=(),
-            # A handler's function itself refuses what is too late.
+            # The function with the handler refuses late requests itself.
             settings=settings if self.manifest.handler is None else msgspec.structs.replace(settings, late="serve"),
         )
         deployment = msgspec.structs.replace(self.deployment, name=name, manifest=manifest)
@@ -244,7 +244,7 @@ class DeployedFunction:
         """Return the function as the scheduler sees it."""
         # Workers that run only the handler do not run the program, so it is not prepared for them.
         runs = self._handler_address if self.handler_only else None
-        # A slice may use a part of a block, and brings all of it: the manifest has all blocks in full.
+        # A slice may use only a part of a block, but all of it is loaded. The manifest has all blocks in full.
         layouts = {block.address: block.nbytes - block.weights_end for block in self.manifest.blocks}
         return FunctionSpec(
             id=self.id,

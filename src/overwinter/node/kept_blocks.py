@@ -4,8 +4,9 @@ A worker receives descriptors of its functions' blocks. Its handler can copy the
 memory of a function that was removed or evicted, which the host stores no longer count. The kernel's tables show what a
 process has open and mapped, and the node knows which blocks it has handed out for the bound functions.
 
-A worker may be slow to release a block: it reads the order when one of its threads is free. So it is ended only if it
-still keeps a block at a check after the runs and binds have ended that were in progress when the block was found.
+A worker may be slow to release a block: it reads the unbind message when one of its threads is free. So it is ended
+only if it still keeps a block at a check after the runs and binds have ended that were in progress when the block was
+found.
 """
 
 import asyncio
@@ -98,7 +99,7 @@ def _is_alive(process: WorkerProcess) -> bool:
 
 def deleted_files(pid: int, smaps: int, directory: str) -> set[int]:
     """Return the inodes of deleted files, in or below a directory, that a process has open or mapped. Closes `smaps`,
-    the file that the process opened itself. An ordinary user sees only those that are mapped.
+    the file that the process opened itself. A node that does not run as root finds only those that are mapped.
     """
     # The descriptors first: a file that is open can become mapped meanwhile, but a mapping gives no descriptor.
     return {*_open_files(pid, directory), *_mapped_files(smaps, directory)}

@@ -115,7 +115,7 @@ class Node:
 
     async def remove(self, name: FunctionName, version: int | None) -> None:
         """Remove one version, or all with None. Runs in progress get the drain timeout to end. Raises NotFoundError, or
-        ConflictError if a pipeline needs it.
+        ConflictError if a pipeline needs it, or if it has a share of the requests and other versions remain.
         """
         await (self._pipelines if name in self._pipelines else self._deploys).remove(name, version)
 

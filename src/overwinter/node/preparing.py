@@ -1,4 +1,4 @@
-"""Chooses the program that each tenant's zygote compiles next, one at a time, among those that the scheduler ordered.
+"""Chooses the program that each tenant's zygote compiles next, one at a time, among those that the scheduler asked for.
 
 A zygote does not fork while it compiles a program. The node knows which zygotes compile, and lets the base zygote fork
 meanwhile. A tenant without a zygote waits until one more is allowed; until then its workers compile their programs

@@ -11,7 +11,7 @@ from overwinter.core.ids import FunctionName, TenantId
 from overwinter.node.functions import DeployedFunction
 
 WAIT_S = 1.0
-"""The Retry-After of a deploy that exceeds its tenant's concurrent deploys."""
+"""The Retry-After of a deploy that exceeds the limit on its tenant's concurrent deploys."""
 
 
 class _Entry(NamedTuple):

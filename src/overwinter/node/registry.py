@@ -139,7 +139,7 @@ class Registry:
 
     def zygote_lost(self, tenant: TenantId | None, compiling: FunctionId | None, preparation_timed_out: bool) -> None:
         """Report that a tenant's zygote, or with None every zygote, has lost its compiled programs. `compiling`: the
-        function whose program it was compiling; with `preparation_timed_out` that took too long.
+        function whose program it was compiling; `preparation_timed_out`: whether that took too long.
         """
         failed = None if compiling is None else self.functions.get(compiling)
         if failed is not None:

@@ -45,9 +45,7 @@ class Runs:
         self._loop = asyncio.get_running_loop()
 
     def worker_ready(self, process: WorkerProcess, ready: Ready) -> None:
-        """A worker is loaded. A version on trial is then published, unless a pipeline that was changed meanwhile
-        does not accept it.
-        """
+        """A worker is loaded. A version on trial is then published, unless a pipeline would break."""
         self._pool_calls.end(process, 0)
         function = self._functions.get(process.function)
         if function is not None and function.on_trial:

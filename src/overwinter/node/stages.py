@@ -34,7 +34,7 @@ from overwinter.node.registry import Registry
 Infer = Callable[[Call], Awaitable[Result]]
 """Runs a function."""
 CANCELLED_INPUTS = 16
-"""The cancellation of a stage takes as long as the start of one with so many inputs."""
+"""The cancellation of a stage takes as long as the start of one with this many inputs."""
 
 
 class PipelineRun:
@@ -142,7 +142,7 @@ class PipelineRun:
 
     @contextmanager
     def _copies(self, nbytes: int) -> Iterator[None]:
-        """Let a stage with inputs of so many bytes run. Stages may take the same tensor many times, so more memory is
+        """Let a stage with inputs of this many bytes run. Stages may take the same tensor many times, so more memory is
         reserved if the copies have more bytes than the tensors. Raises TooLargeError or OverloadedError.
         """
         lacking = self._copied_bytes + nbytes - self._reserved_bytes

@@ -102,7 +102,7 @@ class TrafficSplits:
         return not (known.shares and self._coming.get(new.name, known.shares))
 
     def restore(self, log: Log) -> None:
-        """Post the stored shares to the scheduler, after its functions. Log those of versions that are not served."""
+        """Post the stored shares to the scheduler, which must have the functions. Log those of versions not served."""
         for name, shares in self._stored.all().items():
             absent = {share.version for share in shares} - set(self._functions.versions(name))
             if absent:

@@ -17,7 +17,7 @@ from overwinter.telemetry.explaining import FunctionFacts
 
 class TenantBlocks:
     """The blocks of a function in its host store, as far as its tenant may know: those that a function of the tenant
-    has there or loads when this object is created, on the event loop's thread.
+    has there or is loading. They are determined when this object is created, on the event loop's thread.
     """
 
     def __init__(self, function: DeployedFunction, published: Published, hosts: HostStores) -> None:

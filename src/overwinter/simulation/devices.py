@@ -33,7 +33,7 @@ class DeviceMemory:
         return bool(self._holders[address]) and address not in self.coming
 
     def hold(self, function: FunctionId, blocks: BlockSizes) -> None:
-        """Add a function's blocks. OverflowError if they do not fit."""
+        """Add a function's blocks. Raises OverflowError if they do not fit."""
         if function in self.functions:
             return
         self.nbytes += sum(self.missing(blocks).values())
@@ -84,8 +84,8 @@ class SimulatedDevice:
 
 
 def simulated_devices(configs: Collection[DeviceConfig], timeline: Timeline) -> dict[DeviceId, SimulatedDevice]:
-    """Return the devices by name. The bandwidth of a switch is the least that a device behind it
-    gives: its `switch_bytes_per_s`, or its `bytes_per_s` if that is None.
+    """Return the devices by name. The bandwidth of a switch is the least that the configuration of a device behind it
+    states: its `switch_bytes_per_s`, or its `bytes_per_s` if that is None.
     """
     bandwidths: dict[str, float] = {}
     for each in configs:

@@ -67,8 +67,8 @@ def layout_text(plan: BlockPlan) -> bytes:
 def block_chunks(plan: BlockPlan, tensors: Sequence[Buffer]) -> Iterator[Buffer]:
     """Yield the block's file as consecutive pieces of bytes, without a copy of the tensors.
 
-    `tensors` are the bytes of all of the program's weights, by the plan's weight numbers, in the order in memory that
-    the program gives, without gaps. Raises CallerError for a tensor without the bytes that its dtype and shape need.
+    `tensors` has the bytes of each weight of the program, by weight number. Elements are in the memory order that the
+    program gives, without gaps. Raises CallerError for a tensor without the bytes that its dtype and shape need.
     """
     stop = 0
     for piece in plan.pieces:

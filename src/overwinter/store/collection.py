@@ -49,7 +49,7 @@ class Collector:
         blocks: Path,
         need: Callable[[FunctionName, int], Need],
     ) -> None:
-        """`need` reads what a version needs; raises NotFoundError."""
+        """`need` reads what a version needs; it raises NotFoundError if the version was removed."""
         self._lock = lock
         self._catalog = catalog
         self._holdings = holdings

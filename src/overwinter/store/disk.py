@@ -10,7 +10,7 @@ from pathlib import Path
 from overwinter.core.errors import NoSpaceError, StoreError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""The errors of a full disk."""
+"""The errors that count as a full disk."""
 DISK_PAGE_BYTES = 4096
 """A file occupies whole pages of this size on a disk, at least one."""
 OPEN_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -52,7 +52,7 @@ def private_directory(path: Path) -> Path:
 
 def own_directory(path: Path) -> Path:
     """Return the directory `path`, to which only this user has access; create it if it does not exist. Raise StoreError
-    if it is a link or another user's: every user may have made it in a directory such as /dev/shm.
+    if it is a link or another user's: any user may create it in a directory such as /dev/shm.
     """
     private_directory(path)
     with disk_errors("use a directory", path):

@@ -93,8 +93,8 @@ class HostStore:
         within: Path | None = None,
     ) -> None:
         """Start with nothing resident; `sweep` adds what an earlier owner left. `removals`: those of all stores on this
-        tmpfs. `within`: the directory of the shared store, for a dedicated one. Raises StoreError if another user may
-        have access to the directory.
+        tmpfs. `within`: the directory of the shared store, for a dedicated one. Raises StoreError if the directory is
+        a link or belongs to another user.
         """
         self.verification = verification or VerificationCounts()
         self.root = own_directory(Path(root))

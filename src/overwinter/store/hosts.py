@@ -49,7 +49,7 @@ class HostStores:
         return None if is_changing else free + held
 
     def sweep(self, needed: Mapping[StoreName, Iterable[Sized]]) -> None:
-        """Remove all blocks except these, also those of an earlier run of the node, and the stores that are unused."""
+        """Remove all blocks that are not `needed`, those of an earlier run of the node too, and the unused stores."""
         left = {StoreName(path.name[len(PREFIX) :]) for path in self.root.glob(f"{PREFIX}*")}
         for name in {*left, *needed, *self._stores}:
             self.store(name).sweep(needed.get(name, ()))

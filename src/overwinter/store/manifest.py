@@ -1,8 +1,8 @@
 """The manifest of a deployed function.
 
-A manifest names a function's blobs by address and the position of each weight in them. The deployer sends it after the
-blobs, and the repository keeps it. It is encoded as readable JSON. `decode_manifest` checks all that the manifest alone
-shows; the repository compares it with the blobs and the program.
+A manifest names a function's blobs by address, and gives the position of each weight in them. The deployer sends it
+after the blobs, and the repository keeps it. It is encoded as readable JSON. `decode_manifest` checks all that the
+manifest alone shows; the repository compares it with the blobs and the program.
 """
 
 from collections import Counter

@@ -78,7 +78,7 @@ class Draft:
         return Address(self._hasher.hexdigest())
 
     def write(self, data: Buffer) -> None:
-        """Append some bytes; NoSpaceError or StoreError."""
+        """Append some bytes; raise NoSpaceError or StoreError if that fails."""
         if not memoryview(data).nbytes:
             return
         view = memoryview(data).cast("B")

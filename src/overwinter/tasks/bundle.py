@@ -61,7 +61,7 @@ def labels(model: Any) -> list[str]:
 
 
 def function_of_scores(model: Any) -> str:
-    """Return the function that turns logits into scores, chosen as the pipelines of `transformers` do."""
+    """Return the name of the activation that turns logits into scores, chosen as the pipelines of `transformers` do."""
     problem, classes = model.config.problem_type, model.config.num_labels
     if problem == "regression":
         return "none"

@@ -1,8 +1,8 @@
 """What a worker holds of a family: the program and the handler's code, each once, and each bound function.
 
 The order of the node's messages alone determines the blocks of a worker: a bind adds blocks, an unbind removes them,
-and a failed bind keeps its blocks until the unbind. So the node always knows them, and `take`, `drop` and `runner` are
-called in the order of the messages. The rest of a bind takes longer, and may be concurrent with runs and other binds.
+and a failed bind keeps its blocks until the unbind. So the node always knows them. For this, `take`, `drop` and
+`runner` are called in message order. The rest of a bind takes longer, and may be concurrent with runs and other binds.
 """
 
 from collections.abc import Callable, Mapping, Sequence

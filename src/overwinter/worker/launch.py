@@ -2,10 +2,10 @@
 small. Without namespaces, this process becomes the zygote.
 
 Run as `python -m overwinter.worker.launch FD PARENT IMPORTS GPUS [GROUP ...]`, where FD is the zygote's end of a
-channel, IMPORTS the additional modules to import, separated by commas, GPUS 1 if executors of GPUs are to be forked and
-0 otherwise, and each GROUP a file by which a control group is entered. If the system supports namespaces, the zygote is
-the first process of its process namespace: when it ends, the kernel ends all processes in it. The zygote ends with this
-process, which ends with its parent.
+channel, PARENT the id of the parent process, IMPORTS the additional modules to import, separated by commas, GPUS 1 if
+executors of GPUs are to be forked and 0 otherwise, and each GROUP a file by which a control group is entered. If the
+system supports namespaces, the zygote is the first process of its PID namespace: when it ends, the kernel ends all
+processes in it. The zygote ends with this process, which ends with its parent.
 """
 
 import os

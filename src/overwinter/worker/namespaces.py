@@ -41,7 +41,7 @@ _OF_THIS_PROCESS, _NO_CAPABILITIES = _Header(_CAPABILITY_VERSION, 0), (ctypes.c_
 
 
 def enter() -> list[str]:
-    """Enter new network, file and IPC namespaces, and a process namespace for children; return what could not be
+    """Enter new network, mount and IPC namespaces, and a PID namespace for children; return what could not be
     applied.
 
     For single-threaded processes only.
@@ -58,7 +58,7 @@ def enter() -> list[str]:
 
 
 def show_only(paths: Sequence[str], writable_proc: bool = False) -> list[str]:
-    """Replace the file tree by one with only these paths, read-only, and this process namespace's /proc; return what
+    """Replace the file tree by one with only these paths, read-only, and this PID namespace's /proc; return what
     could not be applied. `writable_proc`: whether processes may change their own entries in the new /proc.
     """
     try:

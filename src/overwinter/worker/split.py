@@ -141,7 +141,7 @@ class _Verified(NamedTuple):
 
     rows: dict[int, _Rows | None] | None
     """How each value that crosses a span boundary depends on the rows; None for a value that does not depend on them.
-    If the whole is None, functions in a shared run may not get the results that they get alone.
+    If `rows` itself is None, functions in a shared run may get other results than alone.
     """
 
 

@@ -12,7 +12,7 @@ from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, ELEMENTS_MAX, Tensor
 from overwinter.worker.buffer import SharedBuffer, offsets
 
 Value = torch.Tensor | list[bytes] | list[list[bytes]]
-"""A tensor; a BYTES tensor of rank 1 or 2 as a list of its elements or of its rows."""
+"""A tensor; BYTES as a list: of an input's elements, or of the elements or rows of an output of rank 1 or 2."""
 
 TORCH_DTYPES: dict[str, torch.dtype] = {datatype: getattr(torch, dtype) for datatype, dtype in DTYPES.items()}
 TORCH_DATATYPES: dict[torch.dtype, str] = {dtype: datatype for datatype, dtype in TORCH_DTYPES.items()}
