@@ -99,7 +99,7 @@ def _parents() -> dict[int, int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                stat = Path("/proc", entry, "stat").read_text()
+                stat = Path("/proc", entry, "stat").read_text(errors="replace")
             except OSError:
                 # The process ended meanwhile.
                 continue

@@ -1,17 +1,34 @@
 """The bounds, the checks and the periodic work of a node follow its configuration and its machine."""
 
 import asyncio
+import fcntl
+import os
+import shutil
+import site
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 
 import pytest
+from msgspec import structs
 
-from overwinter.bootstrap import running
+from overwinter.bootstrap import _journal_file, running
+from overwinter.cli.serve import write_port
 from overwinter.core.config import NodeConfig, SchedulerConfig
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.errors import ConflictError
+from overwinter.core.function import Settings
+from overwinter.core.ids import DeviceId
 from overwinter.node import checkup, limits, upkeep
 from overwinter.node.pressure import total_bytes
-from overwinter.server import ZYGOTE_ENVIRONMENT
+from overwinter.server import ZYGOTE_ENVIRONMENT, zygote_environment
+from overwinter.store.catalog import SCHEMA_VERSION
 from overwinter.store.hosts import HostStores
+from overwinter.store.repository import Repository
 from tests.node.log_lines import LogLines
 from tests.node.rig import until
+from tests.store.family import assemble, base, flip_bit, head_variant, put
 
 MIB = 1 << 20
 
@@ -56,7 +73,7 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
 @pytest.mark.usefixtures("no_zygotes")
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_host_store_on_a_disk_is_reported(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(checkup, "_kind_of", lambda directory: kind)
+    monkeypatch.setattr(checkup, "filesystem_of", lambda directory: kind)
     said, config = LogLines(), NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path))
 
     async def scene() -> None:
@@ -77,3 +94,125 @@ def test_a_stopping_node_looks_at_no_process_that_it_has_closed(tmp_path):
 
     asyncio.run(scene())
     assert not [line for line in said if "the node continues" in line]
+
+
+@pytest.mark.usefixtures("no_zygotes")
+def test_a_start_that_is_refused_leaves_the_running_nodes_data_as_they_are(tmp_path):
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path))
+    Repository(tmp_path / "data").close()
+    with closing(sqlite3.connect(tmp_path / "data" / "catalog.sqlite")) as catalog:
+        # As an older version left it, which still runs.
+        catalog.execute("DROP INDEX holdings_by_address")
+        catalog.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
+
+        def version() -> int:
+            return catalog.execute("PRAGMA user_version").fetchone()[0]
+
+        with open(tmp_path / "data" / "node.lock", "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            with pytest.raises(ConflictError, match="another --data"):
+                asyncio.run(started(config))
+            assert version() == SCHEMA_VERSION - 1
+        asyncio.run(started(config))
+        assert version() == SCHEMA_VERSION
+
+
+async def started(config) -> None:
+    async with running(config, ZYGOTE_ENVIRONMENT, LogLines()):
+        pass
+
+
+@pytest.mark.usefixtures("no_zygotes")
+def test_a_node_over_a_copy_of_the_data_leaves_the_host_store_of_the_original(tmp_path):
+    originals, copy = ({"data": str(tmp_path / name), "host_store": str(tmp_path)} for name in ("data", "copy"))
+
+    async def scene() -> None:
+        async with running(NodeConfig(**originals), ZYGOTE_ENVIRONMENT, LogLines()) as node:
+            await asyncio.to_thread(shutil.copytree, tmp_path / "data", tmp_path / "copy")
+            with pytest.raises(ConflictError, match="another --host-store"):
+                await started(NodeConfig(**copy))
+            assert node.parts.hosts.root.is_dir()
+
+    asyncio.run(scene())
+
+
+def test_a_journal_replaces_no_directory_and_no_device(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(IsADirectoryError):
+            _journal_file(str(tmp_path / "logs"), print)
+        with _journal_file(str(tmp_path / "link"), print) as file:
+            file.write(b"a step")
+            assert os.read(reader, 99) == b"a step"
+        write_port(tmp_path / "link", 8000)
+    finally:
+        os.close(reader)
+    assert {path.name for path in tmp_path.iterdir()} == {"logs", "link", "pipe"}
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_zygotes_find_the_packages_that_are_installed_for_this_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.setattr(site, "getuserbase", lambda: str(tmp_path))
+    # The Python of an environment finds no packages of a user.
+    command = [sys._base_executable, "-c", "import site; print(site.getusersitepackages())"]
+    found = subprocess.run(command, env=zygote_environment(()), stdout=subprocess.PIPE, text=True, check=True)
+    assert found.stdout.startswith(str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_zygotes")
+@pytest.mark.parametrize("host_bytes", [None, 400_000])
+def test_a_start_keeps_of_the_earlier_run_only_blocks_that_fit_together(tmp_path, host_bytes):
+    models = [base(), head_variant("variant", 1), head_variant("other", 2, classes=20)]
+    with closing(Repository(tmp_path / "data")) as repository:
+        for model in models:
+            model.deploy(repository)
+        hosts = HostStores(tmp_path / f"overwinter-{repository.node_identity}", repository)
+        for model in models:
+            hosts.store("").load(model.manifest.blobs())
+    held = hosts.store("").occupied_bytes
+    config = NodeConfig(
+        data=str(tmp_path / "data"),
+        host_store=str(tmp_path),
+        scheduler=SchedulerConfig(host_bytes=host_bytes),
+        keep_warm=True,
+    )
+
+    async def scene() -> int:
+        async with running(config, ZYGOTE_ENVIRONMENT, LogLines()) as node:
+            kept = node.parts.hosts.store("").occupied_bytes
+            assert (await node.telemetry.activity()).host_bytes == kept
+            return kept
+
+    kept = asyncio.run(scene())
+    assert kept == held if host_bytes is None else 300_000 < kept <= host_bytes < held
+
+
+@pytest.mark.usefixtures("no_zygotes")
+def test_a_function_whose_program_could_not_be_read_at_the_start_cannot_be_loaded(tmp_path):
+    model = assemble("f", base().weights, base().tensors, b"def postprocess(outputs, inputs, state): return outputs")
+    model = model._replace(manifest=structs.replace(model.manifest, settings=Settings(device="pool")))
+    address = model.manifest.program.address
+    with closing(Repository(tmp_path / "data")) as repository:
+        model.deploy(repository)
+        flip_bit(repository.path(address), 3)
+    devices = (DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=1 << 20),)
+    config = NodeConfig(
+        data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=SchedulerConfig(devices=devices)
+    )
+    said = LogLines()
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
+            reason = node.view("f", None).reason
+            assert "cannot be read" in reason
+            assert address not in reason
+            put(node.parts.repository, address, model.files[address])
+            with pytest.raises(ConflictError, match="f@1.*deploy it again"):
+                await node.load("f", None)
+
+    asyncio.run(scene())
+    assert [line for line in said if address in line]

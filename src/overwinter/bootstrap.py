@@ -48,7 +48,7 @@ from overwinter.profiling.machine import fingerprint
 from overwinter.profiling.profiler import Profiler
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
-from overwinter.store.disk import FULL, free_bytes
+from overwinter.store.disk import FULL, free_bytes, private_directory
 from overwinter.store.elbows import read_elbows, with_measured_groups
 from overwinter.store.host import page_bytes
 from overwinter.store.hosts import HostStores
@@ -64,12 +64,18 @@ async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) 
     asyncio.get_running_loop().set_default_executor(Threads(default_count(), "node"))
     with ExitStack() as stack:
         bounds = DiskBounds(free_min_bytes=config.disk_free_min_bytes, tenant_bytes=config.tenant_disk_bytes)
-        repository = Repository(Path(config.data), bounds)
+        data = private_directory(Path(config.data))
+        # Before the repository is opened, which may change its schema.
+        in_use = f"another node already serves {data}: stop it, or choose another --data"
+        stack.callback(os.close, _lock(data / "node.lock", os.O_RDWR | os.O_CREAT, in_use))
+        repository = Repository(data, bounds)
         stack.callback(repository.close)
-        stack.callback(os.close, _lock(Path(config.data) / "node.lock"))
         repository.forget_drafts()
         directory = Path(config.host_store) / f"overwinter-{repository.node_identity}"
         hosts = HostStores(directory, repository)
+        # A copy of a data directory has the identity of the original.
+        in_use = f"a node with a copy of {data} uses {directory}: stop it, or choose another --host-store"
+        stack.callback(os.close, _lock(directory, os.O_RDONLY | os.O_DIRECTORY, in_use))
         if not config.keep_warm:
             stack.callback(hosts.close)
         host_bytes = config.scheduler.host_bytes
@@ -161,13 +167,14 @@ def _periodic_tasks(
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:
-    """Open the journal file, unbuffered, so that a crash loses no step. A previous file is renamed with a number. If
-    the disk is full, there is no journal file.
+    """Open the journal file, unbuffered, so that a crash loses no step. A previous file is renamed with a number, but
+    not a device such as /dev/stdout. If the disk is full, there is no journal file.
     """
     if path is None:
         return nullcontext()
     try:
-        if os.path.exists(path):
+        path = os.path.realpath(path)
+        if os.path.isfile(path):
             number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
             os.rename(path, f"{path}.{number}")
         return open(path, "wb", buffering=0)
@@ -244,12 +251,14 @@ def _zygote_settings(config: NodeConfig) -> ZygoteSettings:
     return ZygoteSettings(config.zygotes_max, timeout_s, warm_up_s, start_s, config.imports, uses_gpus)
 
 
-def _lock(path: Path) -> int:
-    """Lock the data directory; return the descriptor that holds the lock. Raises ConflictError if it is locked."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(path: Path, flags: int, in_use: str) -> int:
+    """Lock a file or directory; return the descriptor that holds the lock. Raises ConflictError, with `in_use`, if
+    another process has locked it.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise ConflictError(f"another node already serves {path.parent}: stop it, or choose another --data") from None
+        raise ConflictError(in_use) from None
     return fd

@@ -5,6 +5,7 @@ import errno
 import gc
 import resource
 import signal
+import site
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ GPU_ENVIRONMENT = {
     "LD_LIBRARY_PATH": "/usr/local/nvidia/lib64",
     # GPUs have the numbers that nvidia-smi shows.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # A library that asks for GPUs while a zygote imports it must not initialize the driver, which forks could not use.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     # An executor writes no files.
     "CUDA_CACHE_DISABLE": "1",
 }
@@ -60,7 +63,9 @@ request.
 
 def zygote_environment(devices: Sequence[DeviceConfig]) -> dict[str, str]:
     """Return the environment of zygotes and workers on a node with these devices."""
-    return {**ZYGOTE_ENVIRONMENT, **(GPU_ENVIRONMENT if gpus_of(devices) else {})}
+    # Packages that pip installed for this user alone are found through HOME, which differs there.
+    own = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
+    return {**ZYGOTE_ENVIRONMENT, **own, **(GPU_ENVIRONMENT if gpus_of(devices) else {})}
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -83,8 +88,8 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, ready: Callable[[], None]) -> None:
-    """Run a node and its API until SIGTERM or SIGINT, and then for at most `drain_s` until the open requests are
-    answered; a second signal ends that wait. `ready` is called once, when workers can be forked. If the node fails,
+    """Run a node and its API until SIGTERM, SIGINT or SIGHUP, and then for at most `drain_s` until the open requests
+    are answered; a second signal ends that wait. `ready` is called once, when workers can be forked. If the node fails,
     also during that wait, its error is raised.
     """
     stop, drain = asyncio.Event(), Drain(config.drain_s)
@@ -108,7 +113,9 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         await node.until_ready()
         ready()
 
-    for signal_ in (signal.SIGTERM, signal.SIGINT):
+    # The end of the terminal is SIGHUP; `nohup` ignores it.
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for signal_ in (signal.SIGTERM, signal.SIGINT, *hang_up):
         loop.add_signal_handler(signal_, request_stop)
     # Python's garbage collector stops the event loop while it traverses all objects. It does not traverse frozen ones,
     # and never frees them. So the objects that exist now are frozen, before the functions of the catalog are restored.

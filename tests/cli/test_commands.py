@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from overwinter.api.client import GRACE_S, Client
+from overwinter.api.deployer import DEPLOY_TIMEOUT_S
 from overwinter.core.errors import NotFoundError
 from tests.cli.conftest import Run, Serving
 
@@ -128,7 +129,11 @@ def test_a_function_comes_and_goes(run: Run, scale: str, monkeypatch: pytest.Mon
     assert [given[-2:] for given in asked] == [(None, limit_s + GRACE_S), (3.0, 3.0 + GRACE_S)]
 
     assert run("unload", f"{scale}@{described['version']}").stdout == f"unloaded scale@{described['version']}\n"
-    assert json.loads(run("load", scale, "--json").stdout) == {"loaded": scale}
+    with monkeypatch.context() as patch:
+        waits, load = [], Client.load
+        patch.setattr(Client, "load", lambda client, *given: waits.append(client._timeout_s) or load(client, *given))
+        assert json.loads(run("load", scale, "--json").stdout) == {"loaded": scale}
+    assert waits == [DEPLOY_TIMEOUT_S]
     assert run("unload", scale).stdout == "unloaded scale\n"
     refused = run("infer", scale, "-i", "x=[1, 1]", exit_code=1)
     assert refused.stderr.startswith("error: ")

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import socket
 import stat
 from importlib.metadata import version
@@ -206,3 +207,14 @@ def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: 
 
 def test_the_shared_node_still_runs(node: Serving) -> None:
     assert node.process.poll() is None
+
+
+def test_the_end_of_the_terminal_stops_a_node_as_other_signals_do(tmp_path: Path) -> None:
+    # These tests may themselves run under `nohup`, whose children ignore the signal.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with serving(tmp_path / "data") as node:
+            node.process.send_signal(signal.SIGHUP)
+            assert node.process.wait(30) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -110,3 +110,9 @@ def test_the_devices_are_shown_if_there_are_any(local: Run, scenario, tmp_path) 
     report = json.loads((tmp_path / "simulated" / "p" / "report.json").read_bytes())["devices"]["a"]
     row = next(line.split() for line in shown.splitlines() if line.startswith("a "))
     assert row[:3] == ["a", str(report["runs"]), f"{report['busy_share']:.1%}"]
+
+
+def test_an_output_directory_that_cannot_be_made_is_reported_before_the_simulation(local: Run, scenario, tmp_path):
+    failed = local("simulate", scenario, "--no-figures", "--out", "s.toml/there", "--journal", "j", exit_code=1)
+    assert "s.toml/there" in failed.stderr
+    assert not (tmp_path / "j").exists()

@@ -2,10 +2,13 @@
 return uninitialized memory or crash the process.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from overwinter.model.compile import compile_program, resolve
+from overwinter.model.export import export
 from overwinter.model.guards import guarded
 from overwinter.model.structure import Call, Slot
 from tests.model.tiny import make_program
@@ -232,3 +235,44 @@ def test_group_norm_takes_the_sizes_of_its_input(weight, sizes):
 def test_truth_values_are_not_negated_when_they_are_read():
     with pytest.raises(ValueError, match="truth"):
         run("aten._neg_view.default", torch.tensor([True]))
+
+
+@pytest.mark.parametrize("weights", [torch.ones(1), torch.ones(4, dtype=torch.float64)])
+def test_bags_take_one_weight_of_the_tables_datatype_for_each_index(weights):
+    with pytest.raises(ValueError, match="one weight"):
+        run(BAG, TABLE, TOKENS, torch.tensor([0, 2]), False, 0, False, weights, False, -1)
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+@pytest.mark.parametrize(("table", "offsets", "last"), [(TABLE, [0], True), (TABLE[:, :0], [0, 2], False)])
+def test_results_that_no_bag_writes_are_zeros(mode, table, offsets, last):
+    def unwritten(*args):
+        bags = len(offsets) - last
+        return torch.zeros(bags, table.shape[1]), torch.full((4,), 9), torch.full((bags + last,), 9), torch.zeros(0)
+
+    operator = SimpleNamespace(_schema=resolve(BAG)._schema, _op=unwritten)
+    _, bags, sizes, _ = guarded(BAG, operator)(table, TOKENS, torch.tensor(offsets), False, mode, False, None, last, -1)
+    assert not bags.any()
+    assert not sizes[len(offsets) - last :].any()
+
+
+@pytest.mark.parametrize("target", [[4, -1, 0, 0], [1_000_000_000, -1, -1, -1], [-2, -1, -1, -1]])
+def test_a_label_is_a_class_or_none(target):
+    loss = "aten.multilabel_margin_loss.default"
+    assert run(loss, torch.zeros(1, 4), torch.tensor([[3, -1, 0, 0]])).item() == 0.75
+    with pytest.raises(ValueError, match="targets from -1 to 3"):
+        run(loss, torch.zeros(1, 4), torch.tensor([target]))
+
+
+def test_a_failed_check_fails_a_run_without_the_operator_which_would_end_the_use_of_a_gpu():
+    class Checked(torch.nn.Module):
+        def forward(self, x):
+            torch._assert_async(x.amin() > 0, "only what is above zero")
+            return x + 1
+
+    made = export(Checked(), (torch.ones(2),), {})
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="only what is above zero"):
+        compile_program(made.program)([], [torch.zeros(2)])
+    used = compile_program(made.program).__globals__.values()
+    operators = [resolve(f"aten._assert_async.{overload}") for overload in ("msg", "default")]
+    assert not [each for each in used if any(each is operator or each is operator._op for operator in operators)]

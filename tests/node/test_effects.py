@@ -9,13 +9,14 @@ import uvloop
 
 from overwinter.core.actions import Drop, Explanation, LoadBlocks, Refuse, SetAlarm, StartWorker, StopWorker
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.errors import StoreError
+from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, LoadFailed, WorkerExited
 from overwinter.node import clock
 from overwinter.node.calls import Calls
 from overwinter.node.closing import ClosingThread
 from overwinter.node.effects import NodeEffects
 from overwinter.node.fair_queue import FairQueue
+from overwinter.node.quarantine import Quarantine
 from overwinter.node.registry import Registry
 from overwinter.scheduler.published import Published
 from overwinter.scheduler.scheduler import Scheduler
@@ -260,3 +261,28 @@ def test_a_programming_error_in_work_for_one_function_fails_its_operation_alone(
     assert (exited.worker, exited.error) == (2, "WorkerError")
     assert all("KeyError: 7" in text for text in (failed.message, exited.reason))
     assert (len(lines), stopped) == (2, [2])
+
+
+def test_a_host_store_that_cannot_be_made_fails_the_load_alone():
+    function = SimpleNamespace(id="f@1", manifest=SimpleNamespace(tenant="ada"), store="ada", blobs=[])
+    heard: list[Event] = []
+
+    async def scene():
+        async with asyncio.TaskGroup() as tasks:
+            effects = effects_over(tasks, {"f@1": function}, post=heard.append)
+            effects._hosts.store = full
+            effects.carry_out(LoadBlocks("f@1", 3))
+
+    def full(name):
+        raise NoSpaceError("the tmpfs has no room for a directory")
+
+    asyncio.run(scene())
+    [failed] = heard
+    assert (failed.function, failed.operation, failed.error) == ("f@1", 3, "NoSpaceError")
+
+
+@pytest.mark.parametrize("error", [NoSpaceError("full"), OSError("full"), MemoryError()])
+def test_a_failure_of_the_machine_quarantines_no_function(tmp_path, error):
+    quarantine = Quarantine(tmp_path / "quarantine.json")
+    quarantine.add("f@1", error)
+    assert quarantine.reason("f@1") == ""

@@ -10,6 +10,7 @@ from overwinter.core.errors import TooLargeError
 from overwinter.core.function import Settings
 from overwinter.core.tensor import TensorSpec
 from overwinter.node.functions import DeployedFunction
+from overwinter.store.host import PAGE_BYTES, page_bytes
 from overwinter.store.manifest import (
     Blob,
     Block,
@@ -83,3 +84,14 @@ def test_the_author_is_told_of_samples_that_no_trial_runs(device, handler, warns
     manifest = msgspec.structs.replace(deployed.manifest, samples=(sample,), settings=Settings(device=device))
     function = DeployedFunction(Deployment("f", 1, manifest, 0.0))
     assert ("samples were not tried" in function.warning()) == warns
+
+
+def test_a_host_store_keeps_whole_pages_and_a_device_gets_only_the_weights():
+    assets = {str(number): str(number).encode() for number in range(500)}
+    function = Function(torch.nn.Linear(4, 4), {"input": torch.zeros(2, 4)}, HANDLER, assets=assets).deployed
+    spec = function.spec()
+    assert [each.nbytes for each in spec.blobs] == [page_bytes(each.nbytes) for each in function.blobs]
+    assert sum(each.nbytes for each in spec.blobs) >= 500 * PAGE_BYTES
+    sizes = {each.address: each.weights_end for each in function.manifest.blocks}
+    assert sizes
+    assert {address: spec.weights[address] for address in sizes} == sizes

@@ -1,10 +1,14 @@
 """The number of workers and the memory that this machine has for a node."""
 
 import resource
+from contextlib import nullcontext
 
 import pytest
 
 from overwinter.core.config import WORKERS_MOST
+from overwinter.core.devices import DeviceConfig
+from overwinter.core.errors import ConflictError
+from overwinter.core.ids import DeviceId
 from overwinter.node import limits
 from overwinter.node.cgroups import PIDS_SHARE, TASKS_USUAL
 from overwinter.node.limits import group_tasks, memory_bytes, workers_ahead, workers_most
@@ -67,3 +71,14 @@ def test_the_limits_of_all_parent_control_groups_count(tmp_path):
     (inner / "pids.max").write_text("some\n")
     assert sorted(group_tasks(inner, said.append)) == [300, 700]
     assert [str(inner) in line for line in said] == [True]
+
+
+@pytest.mark.parametrize("lacking", [[], ["/dev/nvidia-uvm"]])
+def test_a_gpu_without_the_files_of_its_driver_is_refused(monkeypatch, lacking):
+    monkeypatch.setattr(limits, "version", lambda package: "2.13.0")
+    monkeypatch.setattr(limits, "gpus", lambda: ["/dev/nvidia0"])
+    monkeypatch.setattr(limits, "lacking_files", lambda: lacking)
+    gpu = DeviceConfig(name=DeviceId("cuda:0"), kind="cuda", memory_bytes=1 << 20)
+    limits.check_gpus([DeviceConfig(name=DeviceId("virtual:0"), memory_bytes=1 << 20)])
+    with pytest.raises(ConflictError, match="nvidia-uvm.*nvidia-modprobe") if lacking else nullcontext():
+        limits.check_gpus([gpu])

@@ -13,8 +13,20 @@ from overwinter.store.blocks import address_of
 from overwinter.store.disk import DISK_PAGE_BYTES
 from overwinter.store.manifest import Blob, Handler, encode_manifest
 from overwinter.store.repository import Repository
+from overwinter.store.sealing import Draft
 from overwinter.store.uploads import DiskBounds
-from tests.store.family import NOW, TENANT, base, below, blocks_and_drafts, head_variant, missing, put, upload
+from tests.store.family import (
+    NOW,
+    TENANT,
+    base,
+    below,
+    blocks_and_drafts,
+    flip_bit,
+    head_variant,
+    missing,
+    put,
+    upload,
+)
 
 STRANGER = TenantId("stranger")
 DATA = os.urandom(10_000)
@@ -165,3 +177,31 @@ def test_drafts_that_a_crash_left_are_removed(repository):
     repository.forget_drafts()
     assert list(below(repository.root / "incoming")) == []
     begun.__exit__(None, None, None)
+
+
+def test_an_upload_that_ends_is_not_counted_twice(tmp_path, monkeypatch):
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * DISK_PAGE_BYTES))
+    seal, large = Draft.seal, os.urandom(2 * DISK_PAGE_BYTES)
+
+    def beside_another(draft, directory, *, durable):
+        monkeypatch.setattr(Draft, "seal", seal)
+        assert put(repository, address_of(b"x"), b"x")
+        seal(draft, directory, durable=durable)
+
+    monkeypatch.setattr(Draft, "seal", beside_another)
+    assert put(repository, address_of(large), large)
+    repository.close()
+
+
+def test_a_tenant_above_its_limit_may_send_a_damaged_block_again(tmp_path):
+    repository = Repository(tmp_path)
+    put(repository, ADDRESS, DATA)
+    put(repository, address_of(b"x"), b"x")
+    repository.close()
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=DISK_PAGE_BYTES))
+    flip_bit(repository.path(ADDRESS))
+    assert repository.set_aside(ADDRESS)
+    assert put(repository, ADDRESS, DATA)
+    with pytest.raises(NoSpaceError):
+        put(repository, address_of(b"y"), b"y")
+    repository.close()

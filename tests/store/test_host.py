@@ -526,3 +526,14 @@ def test_a_load_that_waits_for_a_removal_can_be_ended(repository, host, monkeypa
     with pytest.raises(StopIteration):
         host.load([first if same else second], lambda: next(waited))
     host.drop([first.address])
+
+
+def test_a_block_whose_memory_cannot_be_read_is_dropped(repository, host, monkeypatch):
+    put(repository, BLOB.address, DATA)
+    host.load([BLOB])
+    with monkeypatch.context() as patch:
+        fail_reads(patch, host.root / BLOB.address)
+        assert not host.verify(BLOB.address)
+    assert host.resident() == {}
+    assert host.verification.damaged_memory == 1
+    assert host.load([BLOB]) == len(DATA)

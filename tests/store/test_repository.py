@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import sqlite3
@@ -16,6 +17,7 @@ from overwinter.core.profile import Point, Profile
 from overwinter.store import collection
 from overwinter.store.blocks import address_of
 from overwinter.store.compatibility import stored_manifest
+from overwinter.store.layouts import check_weights
 from overwinter.store.manifest import Block, Piece
 from overwinter.store.repository import Repository
 from tests.store.family import (
@@ -349,7 +351,7 @@ def weights_of(model: Model) -> list[Shape]:
 def test_weights_lie_where_the_blocks_themselves_say(repository):
     model = base()
     model.deploy(repository)
-    repository.check_weights(model.manifest, weights_of(model))
+    check_weights(repository, model.manifest, weights_of(model))
 
 
 def test_weights_that_lie_elsewhere_are_named(repository):
@@ -357,21 +359,21 @@ def test_weights_that_lie_elsewhere_are_named(repository):
     model.deploy(repository)
     weights = weights_of(model)
     with pytest.raises(CallerError, match=f"{len(weights) - 1} weights, its blocks {len(weights)}"):
-        repository.check_weights(model.manifest, weights[:-1])
+        check_weights(repository, model.manifest, weights[:-1])
     with pytest.raises(CallerError, match=r"weight 0 of 'base' should be int32 .* has float32"):
-        repository.check_weights(model.manifest, [Shape("int32", weights[0].shape), *weights[1:]])
+        check_weights(repository, model.manifest, [Shape("int32", weights[0].shape), *weights[1:]])
     with pytest.raises(CallerError, match=r"weight 0 of 'base' should be float32 \[160, 64\]"):
-        repository.check_weights(model.manifest, [Shape("float32", (160, 64)), *weights[1:]])
+        check_weights(repository, model.manifest, [Shape("float32", (160, 64)), *weights[1:]])
     blocks = list(model.manifest.blocks)
     at = next(number for number, block in enumerate(blocks) if len(block.pieces) > 1)
     first, second, *rest = blocks[at].pieces
     swapped = (Piece(second.weight, first.offset, first.nbytes), Piece(first.weight, second.offset, second.nbytes))
     blocks[at] = Block(blocks[at].address, blocks[at].nbytes, (*swapped, *rest))
     manifest = msgspec.structs.replace(model.manifest, blocks=tuple(blocks))
-    repository.check_weights(manifest, weights)  # norms are of one shape: only the deployer knows which is which
+    check_weights(repository, manifest, weights)  # norms are of one shape: only the deployer knows which is which
     blocks[at] = Block(blocks[at].address, blocks[at].nbytes, blocks[at].pieces[1:])
     with pytest.raises(CallerError, match="its blocks"):
-        repository.check_weights(msgspec.structs.replace(model.manifest, blocks=tuple(blocks)), weights)
+        check_weights(repository, msgspec.structs.replace(model.manifest, blocks=tuple(blocks)), weights)
 
 
 def test_a_blob_that_is_no_block_is_named(repository):
@@ -435,3 +437,30 @@ def test_many_blocks_are_removed_in_steps_that_uploads_and_deploys_can_come_betw
     assert len(steps) >= len(blobs) / 3
     assert blocks_and_drafts(repository) == set(model.files)
     assert missing(repository, model.files, now=LATER) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "layout", "unreadable"])
+def test_a_damaged_block_that_a_deploy_needs_is_to_be_sent_again(repository, monkeypatch, damage):
+    model = base()
+    model.deploy(repository)
+    block = model.manifest.blocks[0]
+    path, pread = repository.path(block.address), os.pread
+    inode = path.stat().st_ino
+
+    def failing(descriptor, nbytes, at):
+        if os.fstat(descriptor).st_ino == inode:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, nbytes, at)
+
+    if damage == "cut":
+        cut(path, 4096)
+    elif damage == "layout":
+        flip_bit(path, block.nbytes - 6)
+    else:
+        fail_reads(monkeypatch, path)
+        monkeypatch.setattr(os, "pread", failing)
+    with pytest.raises(ConflictError, match=f"{block.address} of 'base'"):
+        check_weights(repository, model.manifest, weights_of(model))
+    assert missing(repository, [block.address]) == [block.address]
+    put(repository, block.address, model.files[block.address])
+    check_weights(repository, model.manifest, weights_of(model))

@@ -24,6 +24,7 @@ from overwinter.api.deployer import package, settings_of
 from overwinter.core.errors import OverwinterError
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
+from overwinter.store.host import page_bytes
 
 START_S = 60.0
 
@@ -123,12 +124,12 @@ class NodeProcess:
         return place
 
     def stored_bytes(self) -> int:
-        """Return the bytes in the host store."""
+        """Return the bytes of the host store's files, in whole pages."""
         found = 0
         for path in self.store().rglob("*"):
             # A block may be removed meanwhile.
             with suppress(FileNotFoundError):
-                found += path.stat().st_size * path.is_file()
+                found += page_bytes(path.stat().st_size) * path.is_file()
         return found
 
     def empty(self) -> None:

@@ -11,8 +11,10 @@ from msgspec import structs
 
 from overwinter.api.deployer import package
 from overwinter.core.devices import DeviceConfig
+from overwinter.core.errors import ActivationsError
 from overwinter.core.function import Settings
 from overwinter.device import function as device_function
+from overwinter.device.cuda import RegisteredBlocks, _enough_memory
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.swap import SwapSettings
@@ -232,3 +234,35 @@ def test_requests_of_a_slice_keep_their_own_rows_whatever_order_the_program_give
         executor._handle()
         answer, _ = channel.receive()
         torch.testing.assert_close(read(slot.outputs, answer.outcomes[0].metas[0], 0), model(row)["y"])
+
+
+class Registering(VirtualDevice):
+    """A device whose blocks are registered as those of a GPU."""
+
+    def __init__(self, name, allocator):
+        super().__init__(name, allocator)
+        self.registered = []
+
+    def host(self, blocks):
+        return RegisteredBlocks(blocks, self.registered.append)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_warm_up_for_a_gpu_registers_block_by_block_until_a_message_interrupts_it(stack, monkeypatch, interrupted):
+    channel, theirs, slot = ends(stack)
+    allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
+    device = stack.enter_context(closing(Registering("a", allocator)))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    monkeypatch.setattr(Inbox, "has_message", lambda inbox: interrupted and len(device.registered) == 1)
+    hand_over(channel, "first", Headed(torch.nn.Linear(32, 64, bias=False)).eval(), set())
+    channel.send(WarmUp("first@1"))
+    channel.send(Stop())
+    own = OwnDevice(device, "cuda", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
+    Executor(Channel(theirs, ToExecutor), slot, own).work()
+    assert [channel.receive()[0] for _ in range(2)][1] == WarmedUp(interrupted)
+    assert len(device.registered) == (1 if interrupted else 2)
+
+
+def test_too_little_memory_of_a_gpu_is_a_lack_of_memory_for_activations():
+    with pytest.raises(ActivationsError, match=r"cuda:0.*--device-activations"), _enough_memory("cuda:0"):
+        raise torch.OutOfMemoryError("CUDA out of memory")

@@ -113,7 +113,9 @@ def load(function: tuple[str, int | None], tenant: str, url: str, as_json: bool)
 
     NAME alone loads the versions that get the requests that name none.
     """
-    with connect(url, tenant=tenant) as client:
+    from overwinter.api.deployer import DEPLOY_TIMEOUT_S
+
+    with connect(url, DEPLOY_TIMEOUT_S, tenant) as client:
         client.load(*function)
     _print_result({"loaded": id_of(*function)}, f"loaded {id_of(*function)}", as_json)
 

@@ -225,6 +225,11 @@ def _announce_ready(config: NodeConfig, port: int, port_file: Path | None, outpu
 
 def write_port(path: Path, port: int) -> None:
     """Write the port atomically, so that a script that waits for the file never reads a part of it."""
+    if path.exists() and not path.is_file():
+        # A device or a pipe is not replaced.
+        path.write_text(f"{port}\n")
+        return
+    path = path.resolve()
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(f"{port}\n")
     draft.replace(path)

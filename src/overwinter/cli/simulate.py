@@ -69,9 +69,11 @@ def simulate(  # noqa: PLR0913 - one parameter for each option
         raise click.UsageError(f"--capacity runs many simulations, and {option} is for one: leave one of them out")
     read = _with_changes(read_scenario(scenario), seed, seconds)
     base = scenario.parent if traces is None else traces
+    directory = out or Path("simulated") / scenario.stem
+    # Before the simulation, which may take long.
+    directory.mkdir(parents=True, exist_ok=True)
     found: Capacity | Report
     found = _run_once(read, base, journal, check) if capacity is None else _find_capacity(read, base, capacity)
-    directory = out or Path("simulated") / scenario.stem
     written = _write(found, directory, figures)
     if as_json:
         print_json(found)
@@ -147,7 +149,6 @@ def _progress(text: str, seconds: float) -> Iterator[Callable[[float], None]]:
 def _write(found: "Capacity | Report", directory: Path, figures: bool) -> list[Path]:
     from overwinter.telemetry.report import Report
 
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / "report.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     report = found if isinstance(found, Report) else found.report

@@ -104,8 +104,9 @@ class BlobSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     address: Address
     nbytes: int
+    """The memory that it takes in a host store: whole pages."""
     layout_bytes: int = 0
-    """The part of `nbytes` that describes the weights in the block; it is not copied to devices."""
+    """The part of `nbytes` that is not copied to devices: what describes the weights in the block, and padding."""
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, kw_only=True):

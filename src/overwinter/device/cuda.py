@@ -1,18 +1,18 @@
 """An NVIDIA GPU: an arena in its memory, a stream for copies, and programs that run there."""
 
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-from overwinter.core.errors import WorkerError
+from overwinter.core.errors import ActivationsError, WorkerError
 from overwinter.core.ids import Address
 from overwinter.device import driver
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.host import HostBlocks
-from overwinter.device.interface import Copy, CopyPath, Event
+from overwinter.device.interface import Copy, CopyPath, Event, FoundBlocks
 from overwinter.device.reserved import ReservedDevice
 from overwinter.model.compile import Compiled, Waiting
 
@@ -97,14 +97,13 @@ class CudaDevice(ReservedDevice):
         return None
 
     def host(self, blocks: Mapping[Address, torch.Tensor]) -> "RegisteredBlocks":
-        """Register these blocks, unless they are already, and return them as a source."""
-        registrations = []
-        for content in blocks.values():
-            if content.nbytes:
-                known = self._registered.get(content.data_ptr()) or Registration(content)
-                self._registered[content.data_ptr()] = known
-                registrations.append(known)
-        return RegisteredBlocks(blocks, registrations)
+        """Return these blocks as a source. Each is registered when it is first looked for, unless it is already."""
+        return RegisteredBlocks(blocks, self._registration_of)
+
+    def _registration_of(self, content: torch.Tensor) -> Registration:
+        known = self._registered.get(content.data_ptr()) or Registration(content)
+        self._registered[content.data_ptr()] = known
+        return known
 
     def copy(self, copies: Sequence[Copy], paths: Sequence[CopyPath]) -> CudaEvent:
         """Copy parts of blocks as one transfer, after all copies and all work that were enqueued before: that work may
@@ -135,14 +134,17 @@ class CudaDevice(ReservedDevice):
         driver.copy_to_gpu(target, source.data_ptr() + offset, nbytes, self._stream.cuda_stream)
 
     def bring(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the inputs in the GPU's memory."""
-        return [each.to(self.torch_device) if isinstance(each, torch.Tensor) else each for each in inputs]
+        """Return the inputs in the GPU's memory. Raises ActivationsError if it has too little."""
+        with _enough_memory(self.name):
+            return [each.to(self.torch_device) if isinstance(each, torch.Tensor) else each for each in inputs]
 
     def run(
         self, program: Compiled | Waiting, weights: Sequence[torch.Tensor], *arguments: Any
     ) -> tuple[torch.Tensor, ...]:
-        """Run a compiled program in the current stream, and bring its outputs to the host."""
-        with torch.inference_mode():
+        """Run a compiled program in the current stream, and bring its outputs to the host. Raises ActivationsError if
+        the GPU has too little memory.
+        """
+        with torch.inference_mode(), _enough_memory(self.name):
             outputs = program(weights, *arguments)
             return tuple(each.cpu() if isinstance(each, torch.Tensor) else each for each in outputs)
 
@@ -160,11 +162,35 @@ class CudaDevice(ReservedDevice):
 
 
 class RegisteredBlocks(HostBlocks):
-    """Blocks of the host store that stay registered as long as this object exists."""
+    """Blocks of the host store. Those that were looked for stay registered as long as this object exists."""
 
-    def __init__(self, blocks: Mapping[Address, torch.Tensor], registrations: Sequence[Registration]) -> None:
+    def __init__(
+        self, blocks: Mapping[Address, torch.Tensor], register: Callable[[torch.Tensor], Registration]
+    ) -> None:
+        """`register`: registers the content of a block, or returns its registration."""
         super().__init__(blocks)
-        self._registrations = registrations
+        self._register = register
+        self._registrations: dict[Address, Registration] = {}
+
+    def find(self, blocks: Mapping[Address, int]) -> FoundBlocks:
+        """Return those of these blocks that are here, registered. `blocks`: the bytes of each."""
+        found = super().find(blocks)
+        for address, content in found.blocks.items():
+            if content.nbytes and address not in self._registrations:
+                self._registrations[address] = self._register(content)
+        return found
+
+
+@contextmanager
+def _enough_memory(name: str) -> Iterator[None]:
+    """Raise ActivationsError if the GPU has too little free memory for a run."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ActivationsError(
+            f"{name} has too little free memory for what this run computes: send less at once, or serve with a larger "
+            "--device-activations, or with a smaller --device-memory if the GPU has no more"
+        ) from error
 
 
 def check_gpu(name: str, gpu: int) -> None:

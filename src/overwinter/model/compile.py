@@ -187,7 +187,15 @@ def _check_number(truth: object, message: str) -> None:
         raise RuntimeError(message)
 
 
+def _check_tensor(truth: torch.Tensor, message: str = "a check of the program failed") -> None:
+    # On a GPU, the operator would make the device unusable for the process instead of failing the run.
+    if not truth:
+        raise RuntimeError(message)
+
+
 _DIRECT: dict[str, Callable[..., Any]] = {
+    "aten._assert_async.default": _check_tensor,
+    "aten._assert_async.msg": _check_tensor,
     "aten._assert_scalar.default": _check_number,
     "aten._local_scalar_dense.default": torch.Tensor.item,
     "aten.item.default": torch.Tensor.item,

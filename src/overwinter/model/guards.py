@@ -77,6 +77,9 @@ def _bags(given: Arguments) -> None:
     _require(dimensions == (2, 1, 1), "embedding_bag takes a matrix of weights and one-dimensional indices and offsets")
     _require(offsets.numel() > 0 or indices.numel() == 0, "embedding_bag takes offsets for its indices")
     _require_ascending("embedding_bag", offsets, indices.numel())
+    weights = given["per_sample_weights"]
+    fit = weights is None or (weights.shape == indices.shape and weights.dtype == table.dtype)
+    _require(fit, "embedding_bag takes one weight of the table's datatype for each index")
 
 
 def _written_bags(given: Arguments, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -84,8 +87,10 @@ def _written_bags(given: Arguments, results: tuple[torch.Tensor, ...]) -> tuple[
     output, bags, sizes, maxima = results
     if given["mode"] != _LARGEST:
         maxima = torch.zeros_like(maxima)
-    if given["mode"] == _SUM:
+    if given["mode"] == _SUM or not output.numel():
         bags, sizes = torch.zeros_like(bags), torch.zeros_like(sizes)
+    # On a GPU there may be one size more than bags.
+    sizes[len(output) :].zero_()
     return output, bags, sizes, maxima
 
 
@@ -194,6 +199,15 @@ def _loss(given: Arguments) -> None:
     _require(given["reduction"] in range(3), "a loss takes the reductions 0 to 2")
 
 
+def _labels(given: Arguments) -> None:
+    """The kernel of a GPU uses targets as indices without checking them."""
+    _loss_of_rows(given)
+    values, target = given["self"], given["target"]
+    classes = values.shape[-1] if values.dim() else 1
+    fit = not target.numel() or (int(target.min()) >= -1 and int(target.max()) < classes)
+    _require(fit, f"multilabel_margin_loss takes targets from -1 to {classes - 1}")
+
+
 def _loss_of_rows(given: Arguments) -> None:
     """The kernel writes no result if there are no rows."""
     _require(given["self"].numel() > 0, "a margin loss takes at least one value")
@@ -292,7 +306,7 @@ _GUARDS: dict[str, Guard] = {
     "aten.linalg_eigvals.default": Guard(_eigenvalues),
     "aten.lstm.input": Guard(_recurrent(_LSTM_GATES)),
     "aten.multi_margin_loss.default": Guard(_loss_of_rows),
-    "aten.multilabel_margin_loss.default": Guard(_loss_of_rows),
+    "aten.multilabel_margin_loss.default": Guard(_labels),
     "aten.native_group_norm.default": Guard(_group_norm),
     "aten.rnn_relu.input": Guard(_recurrent(1)),
     "aten.rnn_tanh.input": Guard(_recurrent(1)),

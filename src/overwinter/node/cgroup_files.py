@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from overwinter.node.mounts import mount_lines
+
 PROCESS = Path("/proc/self")
 
 
@@ -58,15 +60,14 @@ def _memberships(process: Path, listed: str) -> Iterator[tuple[set[str], Path]]:
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
     """The mounted hierarchies: the version, the group at the root, the mount point, the options."""
-    for line in _read(process / "mountinfo").splitlines():
-        before, _, mount = line.partition(" - ")
-        fields, kind, options = before.split(), mount.partition(" ")[0], mount.rpartition(" ")[2]
-        if len(fields) > 4 and kind in ("cgroup", "cgroup2"):
-            yield kind, fields[3], Path(fields[4]), set(options.split(","))
+    for fields in mount_lines(process / "mountinfo"):
+        kind = fields[fields.index("-") + 1] if "-" in fields[5:-1] else ""
+        if kind in ("cgroup", "cgroup2"):
+            yield kind, fields[3], Path(fields[4]), set(fields[-1].split(","))
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="surrogateescape")
     except OSError:
         return ""

@@ -17,6 +17,7 @@ from overwinter.core.config import NodeConfig
 from overwinter.node.cgroup_files import group_of
 from overwinter.node.cgroups import CONTROLLERS, allows_tenant_groups
 from overwinter.node.limits import workers_most
+from overwinter.node.mounts import filesystem_of
 from overwinter.node.pressure import available_bytes
 from overwinter.store.disk import free_bytes
 from overwinter.worker import namespaces
@@ -32,7 +33,6 @@ WORKERS_ENOUGH = 256
 """A limit of the system that allows fewer workers gives a warning."""
 GIB = 1 << 30
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-MOUNTS = Path("/proc/self/mounts")
 TMPFS = ("tmpfs", "ramfs")
 
 COMMAND = "https://pytorch.org/get-started gives the command for Linux and pip"
@@ -207,17 +207,8 @@ def _host_store(directory: Path) -> Check:
 
 def kind_if_not_memory(directory: Path) -> str:
     """Return the type of a directory's filesystem, unless that is in memory."""
-    kind = _kind_of(directory)
+    kind = filesystem_of(directory)
     return "" if kind in TMPFS else kind
-
-
-def _kind_of(directory: Path) -> str:
-    """The type of a directory's filesystem."""
-    mounts: dict[str, str] = {}
-    with suppress(OSError):
-        mounts = {fields[1]: fields[2] for line in MOUNTS.read_text().splitlines() if len(fields := line.split()) > 2}
-    real = directory.resolve()
-    return next((mounts[str(path)] for path in (real, *real.parents) if str(path) in mounts), "filesystem")
 
 
 def _memory(config: NodeConfig) -> Check:

@@ -19,7 +19,7 @@ from overwinter.core.errors import (
     no_function,
 )
 from overwinter.core.events import Deployed, Removed
-from overwinter.core.ids import Address, FunctionName, TenantId, function_id
+from overwinter.core.ids import Address, FunctionName, StoreName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import requests_of_run_max
 from overwinter.core.versions import default_of
@@ -37,6 +37,9 @@ from overwinter.node.quotas import Quotas
 from overwinter.node.threads import Threads
 from overwinter.node.traffic import TrafficSplits, unchanged_traffic
 from overwinter.node.views import DeployedVersion
+from overwinter.store.blocks import without_addresses
+from overwinter.store.host import page_bytes
+from overwinter.store.layouts import check_weights
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
@@ -168,7 +171,7 @@ class Deploys:
         program = decode_program(self._repository.read(address))
         validate(program)
         if not absent:
-            self._repository.check_weights(manifest, program.weights)
+            check_weights(self._repository, manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
         _check_run(manifest)
@@ -265,7 +268,8 @@ class Deploys:
 
     def restore(self) -> None:
         """Tell the scheduler about every function in the repository, and restore the pipelines. Entries that cannot be
-        read are logged, and stay. In the host stores, keep only the blocks of functions whose blocks are all there.
+        read are logged, and stay. In the host stores, keep only the blocks of functions whose blocks are all there and
+        that fit together.
         """
         self._repository.forget_unproven()
         deployments = self._repository.deployments(self._log_skipped)
@@ -276,16 +280,17 @@ class Deploys:
         # A function that is partly present must be loaded as a whole, so keep only blocks that a complete function
         # needs.
         whole = [function for function in functions if self._registry.is_resident(function)]
-        self._hosts.sweep(blobs_by_store(whole))
+        self._hosts.sweep(blobs_by_store(_fitting(whole, self._config.scheduler.host_bytes)))
         for function in functions:
             function.use_profile(self._profiler.stored(function))
             self._registry.add(function)
+            function.undivided = function.id in faults
             quarantined = faults.get(function.id) or self._quarantine.reason(function.id)
             if quarantined:
                 message = f"function {function.id} is out of service until it is loaded: {quarantined}"
                 self._log(message, function=function.id)
             resident = self._registry.is_resident(function)
-            self._post(Deployed(function.spec(), resident=resident, quarantined=quarantined))
+            self._post(Deployed(function.spec(), resident=resident, quarantined=without_addresses(quarantined)))
         limited = {f"function {function.id}": function.deployment.limited for function in deployed}
         pipelines = self._pipelines.restore(self._log_skipped)
         limited |= {f"pipeline {name!r}": message for name, message in pipelines.items()}
@@ -295,6 +300,19 @@ class Deploys:
 
     def _log_skipped(self, error: StoreError) -> None:
         self._log(f"not served: {error}", level="error")
+
+
+def _fitting(functions: Sequence[DeployedFunction], host_bytes: int | None) -> list[DeployedFunction]:
+    """Return those of these functions whose blocks fit together into so much memory, pinned ones first."""
+    fitting, held, taken = [], set[tuple[StoreName, Address]](), 0
+    for function in sorted(functions, key=lambda each: not each.manifest.settings.pinned):
+        sizes = {(function.store, blob.address): page_bytes(blob.nbytes) for blob in function.blobs}
+        added = sum(nbytes for key, nbytes in sizes.items() if key not in held)
+        if host_bytes is None or taken + added <= host_bytes:
+            fitting.append(function)
+            held |= sizes.keys()
+            taken += added
+    return fitting
 
 
 def _check_run(manifest: Manifest) -> None:

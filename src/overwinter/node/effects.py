@@ -29,7 +29,7 @@ from overwinter.core.actions import (
     Unbind,
 )
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.errors import ConflictError, NoSpaceError
+from overwinter.core.errors import ConflictError, MachineError, NoSpaceError
 from overwinter.core.events import Alarm, BlocksLoaded, Event, LoadFailed
 from overwinter.core.ids import Address, FunctionId, OperationId, Seconds, StoreName
 from overwinter.node import clock
@@ -154,7 +154,12 @@ class NodeEffects:
             self._processes.files.closing.run(self._hosts.removals.remove)
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
-        host = self._hosts.store(function.store)
+        try:
+            # The first load of a tenant's own host store creates its directory.
+            host = self._hosts.store(function.store)
+        except MachineError as error:
+            self._load_failed(function, operation, error)
+            return
         if all(host.holds(blob.address) for blob in function.blobs):
             self._loaded(function, operation, 0, ())
         else:

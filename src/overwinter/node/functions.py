@@ -27,6 +27,7 @@ from overwinter.model.program import Program
 from overwinter.node.device_fit import Slice
 from overwinter.node.pressure import total_bytes
 from overwinter.node.recent_output import RecentOutput
+from overwinter.store.host import page_bytes
 from overwinter.store.manifest import Blob, Deployment, encode_manifest, weight_positions
 from overwinter.worker.channel import packet_bytes_max
 from overwinter.worker.messages import Bind, Load, Trial
@@ -102,6 +103,8 @@ class DeployedFunction:
         """The measured latencies and memory of its program on this machine, or of its slice; without layers."""
         self.batch_limit: int | None = None
         """The most requests of minimal size in one run of its program; None: not found yet."""
+        self.undivided = False
+        """Whether its program could not be read when the node started, so that its parts on devices are missing."""
         self.on_trial = False
         """Whether it is on trial, and does not answer requests of callers yet."""
         self.check_publish: Callable[[], None] | None = None
@@ -254,7 +257,7 @@ class DeployedFunction:
             settings=self.manifest.settings,
             program=runs or self.manifest.program.address,
             has_handler=self.manifest.handler is not None,
-            blobs=tuple(BlobSize(each.address, each.nbytes, layouts.get(each.address, 0)) for each in self.blobs),
+            blobs=tuple(_size_of(each, layouts.get(each.address, 0)) for each in self.blobs),
             profile=self.profile,
             family=FamilyId("") if self.family.alone else self.family_id,
             following=self.later_slices[0].id if self.later_slices else None,
@@ -376,3 +379,11 @@ def blobs_by_store(functions: Iterable[DeployedFunction]) -> dict[StoreName, lis
     for function in functions:
         blobs.setdefault(function.store, []).extend(function.blobs)
     return blobs
+
+
+def _size_of(blob: Blob, layout_bytes: int) -> BlobSize:
+    """Return the size of a blob in whole pages, as a host store has it. The padding, like the layout of a block, is not
+    copied to devices.
+    """
+    nbytes = page_bytes(blob.nbytes)
+    return BlobSize(blob.address, nbytes, layout_bytes + nbytes - blob.nbytes)

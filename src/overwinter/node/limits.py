@@ -19,7 +19,7 @@ from overwinter.node.cgroup_files import limiting_group, number_in
 from overwinter.node.cgroups import PID_MAX, PIDS_SHARE, TASKS_USUAL
 from overwinter.node.pressure import available_bytes, total_bytes
 from overwinter.scheduler.forked import AHEAD_BYTES
-from overwinter.worker.gpu_files import gpus
+from overwinter.worker.gpu_files import gpus, lacking_files
 
 MEMORY_SHARE = 0.5
 """The share of the memory that workers may use, of that available at the start and not reserved by devices."""
@@ -64,6 +64,12 @@ def check_gpus(devices: Sequence[DeviceConfig]) -> None:
                 f"device {each.name!r} would be GPU {each.gpu}, and this machine has {count} NVIDIA GPUs, numbered "
                 "from 0: serve with fewer --devices, or with another --device-kind"
             )
+    if gpus_of(devices) and (lacking := lacking_files()):
+        # An executor, in its sandbox, could not create them.
+        raise ConflictError(
+            f"this machine has no {' and no '.join(lacking)}, which the driver needs: run `nvidia-modprobe -c 0 -u` as "
+            "root (for a container, on its host), and start the node again"
+        )
 
 
 def workers_ahead(memory_bytes: int) -> int:

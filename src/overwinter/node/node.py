@@ -131,6 +131,11 @@ class Node:
         functions = [function for each in asked for function in self._answering(*each)]
         if on_trial := [function.id for function in functions if function.on_trial]:
             raise ConflictError(f"{on_trial[0]} is on trial: wait until its deploy has ended")
+        if undivided := [function.id for function in functions if function.undivided]:
+            raise ConflictError(
+                f"{undivided[0]} cannot be loaded, because its program could not be read when the node started: deploy "
+                "it again, or restart the node"
+            )
         for function in functions:
             self.parts.pool_calls.cancel_after_runs(function.id)
         parts = [part for function in functions for part in function.parts()]

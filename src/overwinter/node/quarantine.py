@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from overwinter.core.errors import MachineError
 from overwinter.core.ids import FunctionId
 
 RECORDS_MAX = 1000
@@ -38,7 +39,7 @@ class Quarantine:
         """Record that the scheduler failed on the function. Failures of the machine are not attributed to a
         function.
         """
-        if not isinstance(error, OSError | MemoryError) and len(self._known) < RECORDS_MAX:
+        if not isinstance(error, OSError | MemoryError | MachineError) and len(self._known) < RECORDS_MAX:
             self._known[function] = f"{type(error).__name__}: {error}"[:REASON_MAX]
             self._write()
 

@@ -18,7 +18,7 @@ concurrently.
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from overwinter.store.disk import disk_errors, private_directory
 from overwinter.store.holdings import Holdings
 from overwinter.store.locking import Lock
 from overwinter.store.manifest import Deployment, Manifest, decode_manifest, encode_manifest
-from overwinter.store.packing import BlockPlan, Shaped, weight_bytes
+from overwinter.store.packing import BlockPlan
 from overwinter.store.reserve import Reserve
 from overwinter.store.residency import Sized
 from overwinter.store.sealing import Draft, is_intact, read_chunks
@@ -214,26 +214,6 @@ class Repository:
             f"{', '.join(absent[:NAMED_AT_MOST])}{', ...' if len(absent) > NAMED_AT_MOST else ''}; "
             f"upload them, then register again"
         )
-
-    def check_weights(self, manifest: Manifest, weights: Sequence[Shaped]) -> None:
-        """Raise CallerError unless the positions of the program's weights in the manifest match the layouts of the
-        blocks.
-        """
-        placed = sum(len(block.pieces) for block in manifest.blocks)
-        if placed != len(weights):
-            raise CallerError(f"the program of {manifest.name!r} has {len(weights)} weights, its blocks {placed}")
-        for block in manifest.blocks:
-            layout = self.layout(block.address).pieces
-            if len(layout) != len(block.pieces):
-                raise CallerError(f"block {block.address} has {len(layout)} weights, the manifest {len(block.pieces)}")
-            for piece, held in zip(block.pieces, layout, strict=True):
-                weight = weights[piece.weight]
-                said = (piece.offset, piece.nbytes, weight.dtype, tuple(weight.shape), weight_bytes(weight))
-                if said != (held.offset, held.nbytes, held.dtype, held.shape, held.nbytes):
-                    raise CallerError(
-                        f"weight {piece.weight} of {manifest.name!r} should be {weight.dtype} {list(weight.shape)} at "
-                        f"{piece.offset}; block {block.address} has {held.dtype} {list(held.shape)} at {held.offset}"
-                    )
 
     def layout(self, address: Address) -> BlockPlan:
         """Return the layout in a block's trailer, weights numbered from 0; raise CallerError if the blob is not a

@@ -94,7 +94,8 @@ class UploadSpace:
         self._nbytes = nbytes
         if (most := self._bounds.tenant_bytes) is not None:
             added = max(disk_bytes(nbytes) - self._replaced, 0)
-            if not self._totals.add(self._tenant, added - self._added, most - self._held):
+            # What adds nothing may also replace a damaged block of a tenant above its limit.
+            if added > self._added and not self._totals.add(self._tenant, added - self._added, most - self._held):
                 raise limit_error(self._tenant, most)
             self._added = added
 
@@ -137,4 +138,6 @@ class Upload:
                 f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "
                 f"{self._draft.digest}: they were truncated or changed in transit; send them again"
             )
+        # From now on it counts as a blob.
+        self._space.end()
         return self._admit(self._draft, now)

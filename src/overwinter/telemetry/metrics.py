@@ -18,7 +18,7 @@ from overwinter.core.config import SchedulerConfig
 from overwinter.core.ids import FunctionId, Seconds, TenantId, split_id
 from overwinter.scheduler.lifecycles import FunctionState, WorkerState
 from overwinter.scheduler.snapshot import FunctionSnapshot, Snapshot
-from overwinter.store.host import VerificationCounts
+from overwinter.store.host import VerificationCounts, page_bytes
 from overwinter.telemetry.accounts import KINDS, Accounts
 from overwinter.telemetry.device_metrics import device_metrics
 from overwinter.telemetry.exposition import Sample, counter, gauge, histogram
@@ -336,7 +336,7 @@ def _machine(config: SchedulerConfig, known: Snapshot) -> Iterator[Metric]:
 def _accounts(accounts: Accounts) -> Iterator[Metric]:
     workers, stores = list(accounts.workers.values()), list(accounts.stores.values())
     amounts = {
-        "store_table": sum(sum(store.resident.values()) for store in stores),
+        "store_table": sum(page_bytes(nbytes) for store in stores for nbytes in store.resident.values()),
         "store_scheduler": sum(sum(store.held.values()) for store in stores),
         "store_kernel": sum(file.allocated for store in stores for file in store.files.values()),
         "worker_expected": sum(process.expected or 0 for process in workers),

@@ -137,17 +137,23 @@ class _SwappedFunction:
 
     def warm_up(self, zeros: Sequence[torch.Tensor], interrupted: Callable[[], bool]) -> None:
         """Run the device's program (`run_waiting`) once on zeros over the weights in the host store, so that its
-        operators prepare what they need, and compile its other form (`run`). Does nothing on a device that is not
-        virtual, or that has too little memory for the run. Raises _InterruptedError, and the errors of operators.
+        operators prepare what they need, and compile its other form (`run`). On a GPU, only register the blocks. Runs
+        nothing on a device that has too little memory for the run. Raises _InterruptedError, and the errors of
+        operators.
         """
         program, own = self._program.on_device, self._own
-        if own.kind != "virtual" or not self.admits([list(each.shape) for each in zeros]):
-            return
 
         def check(_: int) -> None:
             if interrupted():
                 raise _InterruptedError
 
+        if own.kind == "cuda":
+            # Registering takes as long as copying, so it is done block by block.
+            for address, nbytes in self._function.blocks.items():
+                check(0)
+                self._host.source.find({address: nbytes})
+        if own.kind != "virtual" or not self.admits([list(each.shape) for each in zeros]):
+            return
         positions = zip(self._program.prepared.program.weights, self._function.positions, strict=True)
         weights = [self._mapped[address].tensor(weight, offset) for weight, (address, offset) in positions]
         program.run_waiting(weights, zeros, check)

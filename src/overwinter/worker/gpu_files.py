@@ -1,9 +1,11 @@
 """The files that the executor of an NVIDIA GPU needs in addition to those of every worker."""
 
 import glob
+import os
 
 _GPU = "/dev/nvidia[0-9]*"
-_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", _GPU)
+_DRIVER = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_DEVICES = (*_DRIVER, _GPU)
 _READ = (
     "/usr/local/nvidia",
     "/dev/nvidia-caps",
@@ -20,6 +22,11 @@ _READ = (
 def gpus() -> list[str]:
     """Return the files of the GPUs."""
     return _existing(_GPU)
+
+
+def lacking_files() -> list[str]:
+    """Return the files that every use of a GPU needs, and that this machine lacks."""
+    return [path for path in _DRIVER if not os.path.exists(path)]
 
 
 def gpu_devices() -> list[str]:
