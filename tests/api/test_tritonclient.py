@@ -59,15 +59,15 @@ def test_numbers_that_json_has_no_word_for_travel_as_binary_or_are_refused(
     client: triton.InferenceServerClient,
 ) -> None:
     odd = numpy.array([[numpy.nan, numpy.inf, -numpy.inf, 1.0]], dtype=numpy.float32)
-    [name] = [each["name"] for each in client.get_model_metadata("echo-fp32")["inputs"]]
-    [given] = [each["name"] for each in client.get_model_metadata("echo-fp32")["outputs"]]
-    binary, listed = (infer_input(name, "FP32", odd, binary) for binary in (True, False))
-    answer = client.infer("echo-fp32", [binary]).as_numpy(given)
+    [input_name] = [each["name"] for each in client.get_model_metadata("echo-fp32")["inputs"]]
+    [output_name] = [each["name"] for each in client.get_model_metadata("echo-fp32")["outputs"]]
+    binary, listed = (infer_input(input_name, "FP32", odd, binary) for binary in (True, False))
+    answer = client.infer("echo-fp32", [binary]).as_numpy(output_name)
     assert answer.tobytes() == odd.tobytes()
     with pytest.raises(InferenceServerException, match="binary tensor extension"):
         client.infer("echo-fp32", [listed])
     with pytest.raises(InferenceServerException, match="binary_data"):
-        client.infer("echo-fp32", [binary], outputs=[triton.InferRequestedOutput(given, binary_data=False)])
+        client.infer("echo-fp32", [binary], outputs=[triton.InferRequestedOutput(output_name, binary_data=False)])
 
 
 @pytest.mark.parametrize(("first", "second"), [(False, False), (True, True), (True, False), (False, True)])

@@ -218,3 +218,9 @@ def test_the_end_of_the_terminal_stops_a_node_as_other_signals_do(tmp_path: Path
             assert node.process.wait(30) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_policy_that_knows_the_future_is_for_simulations_only() -> None:
+    assert config("--policy", "mls").scheduler.policy == "mls"
+    with pytest.raises(click.BadParameter, match="oracle"):
+        config("--policy", "oracle")

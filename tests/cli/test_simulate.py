@@ -116,3 +116,25 @@ def test_an_output_directory_that_cannot_be_made_is_reported_before_the_simulati
     failed = local("simulate", scenario, "--no-figures", "--out", "s.toml/there", "--journal", "j", exit_code=1)
     assert "s.toml/there" in failed.stderr
     assert not (tmp_path / "j").exists()
+
+
+def test_applications_have_their_own_table(local: Run, scenario, tmp_path) -> None:
+    (tmp_path / "a.toml").write_text(
+        SCENARIO.replace('name = "f"', 'name = "g"').replace("variants = 2\n", "").split("workload")[0]
+        + """
+[[applications]]
+name = "shop"
+slo_ms = 200
+stages.first = { function = "g", inputs = { x = "input:x" } }
+workload = { kind = "poisson", rate = 4 }
+"""
+    )
+    done = local("simulate", "a.toml", "--no-figures")
+    report = json.loads((tmp_path / "simulated" / "a" / "report.json").read_text())
+    [line] = [line.split() for line in done.stdout.splitlines() if line.startswith("shop")]
+    figures = report["applications"]["shop"]
+    assert (line[1], line[5]) == (str(figures["requests"]), f"{figures['attainment']:.2%}")
+
+
+def test_a_duration_that_is_no_number_of_seconds_is_a_usage_error(local: Run, scenario) -> None:
+    assert "--seconds" in local("simulate", scenario, "--no-figures", "--seconds", "inf", exit_code=2).stderr

@@ -121,7 +121,7 @@ def test_saved_export_keeps_its_checks(module, tmp_path):
             assert torch.allclose(served(X), module(X))
 
 
-def test_what_the_exporter_says_of_a_value_names_the_line():
+def test_a_failed_check_without_a_message_names_its_source_line():
     def unsaid(self, x):
         torch._check(x.sum().to(torch.int64).item() > 0)
         return self.layer(x)

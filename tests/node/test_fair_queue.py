@@ -75,7 +75,7 @@ def test_requests_that_are_complete_together_are_handled_in_turns_of_the_callers
             iteration += 1
         assert len(handled) == 22
         assert max(Counter(number for number, caller in handled if caller == "a").values()) == 1
-        # The other caller waits for one of the large ones at a time.
+        # Each request of the other caller waits for at most one large one.
         assert [caller for _, caller in handled[:7]].count("b") == 3
 
     asyncio.run(scene())

@@ -191,3 +191,20 @@ def test_the_applications_of_tetris_are_served(path):
     [whole] = report.applications.values()
     assert whole.requests == whole.answered > 5
     assert report.samples[-1].worker_cores > 0
+
+
+def test_the_oracle_knows_the_requests_that_applications_send():
+    called = {"name": "f", "blocks": [{"mib": 10}], "latency_ms": {1: 100}, "settings": {"max_workers": 8}}
+    stages = {"one": {"function": "f", "inputs": {"x": "input:x"}}}
+    application = {"name": "app", "slo_ms": 300, "stages": stages, "workload": {"kind": "poisson", "rate": 25.0}}
+    made = scenario_of(
+        {
+            "duration_s": 100,
+            "node": {"cores": 16},
+            "functions": [called],
+            "applications": [application],
+            "scheduler": {"policy": "oracle"},
+        }
+    )
+    figures = World(made, checked=True).run().applications["app"]
+    assert figures.attainment > 0.95

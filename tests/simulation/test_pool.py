@@ -134,7 +134,7 @@ def test_no_request_for_both_is_lost_to_faults():
 def test_devices_are_named_once_and_in_their_place():
     with pytest.raises(ValueError, match="no devices"):
         scene(function(settings={"device": "pool"}))
-    with pytest.raises(ValueError, match="unique"):
+    with pytest.raises(ValueError, match="two devices are called 'a'"):
         scene(devices=[SMALL[0], SMALL[0]])
     with pytest.raises(ValueError, match="devices of the scenario"):
         scene(scheduler={"devices": SMALL})

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse, Reply, Run
-from overwinter.core.events import Arrived, BlocksLoaded, LoadFailed, RunEnded, WorkerExited, ZygoteLost
+from overwinter.core.events import Alarm, Arrived, BlocksLoaded, LoadFailed, RunEnded, WorkerExited, ZygoteLost
 from overwinter.core.journal import read_journal
 from overwinter.scheduler.scheduler import Scheduler
 from overwinter.simulation.models import MIB
@@ -218,3 +218,79 @@ def test_requests_that_arrive_before_settle_s_are_not_counted():
     whole, settled = (World(scene(settle_s=each)).run() for each in (0.0, 45.0))
     assert 0 < settled.total.requests < whole.total.requests / 2
     assert settled.total.answered == settled.total.requests
+
+
+@pytest.mark.parametrize("rate", [2, 20])
+def test_a_run_uses_the_threads_that_a_node_gives_it(rate):
+    law = {
+        "alone_ms": 100,
+        "serial": 0.27,
+        "runtime_mib": 50,
+        "request_mib": 1,
+        "cores": [1, 2, 3, 4],
+        "concurrencies": [1, 2, 3, 4],
+    }
+    wide = function(rate=rate, latency_ms={}, law=law, settings={"threads": 4, "concurrency": 4, "slo_ms": 150})
+    report = World(scene(wide, node={"cores": 16}, scheduler={"policy": "photons"}, duration_s=200)).run()
+    # A worker of four cores has one for each of its four concurrent runs.
+    assert report.total.p50_ms >= 99.0
+    assert report.total.busy_core_s >= 0.099 * report.total.requests
+
+
+def test_wakes_before_the_settling_time_count_where_the_blocks_were():
+    several = [
+        function(
+            name=f"f{number}", rate=0.3, blocks=[{"mib": 100}], latency_ms={"1": 400}, start_s=0.5,
+            settings={"slo_ms": 5000, "keep_alive_s": 0.0},
+        )
+        for number in range(6)
+    ]  # fmt: skip
+    made = [
+        scene(
+            *several, seed=5, node={"cores": 1}, scheduler={"host_keep_alive_s": 0.0}, duration_s=200, settle_s=settle_s
+        )
+        for settle_s in (0.0, 100.0)
+    ]
+    whole, settled = (World(each).run().total.wakes for each in made)
+    assert whole == settled
+    assert set(whole) == {"disk"}
+
+
+def test_an_infless_function_is_not_moved_to_and_fro_while_its_device_starts():
+    either = function(rate=2.0, blocks=[{"mib": 10}], latency_ms={"1": 100}, settings={"device": "any", "timeout_s": 5})
+    other = function(name="hog", rate=5.0, latency_ms={"1": 400}, settings={"timeout_s": 20})
+    devices = [{"name": "large", "memory_bytes": 40 * MIB}, {"name": "small", "memory_bytes": 20 * MIB}]
+    policy = {"device_binding": "infless", "keep_alive_s": 0.05}
+    for seed in range(8):
+        world = World(
+            scene(
+                either, other, seed=seed, duration_s=60, devices=devices, node={"cores": 2, "executor_start_s": 0.1},
+                scheduler={"policy": policy, "workers_max": 1}, faults={"start_crash_share": 0.5},
+            ),
+            checked=True,
+        )  # fmt: skip
+        alarms = Counter[float]()
+        handle = world._handle
+
+        def counted(event, world=world, alarms=alarms, handle=handle):
+            alarms[world._timeline.now] += isinstance(event, Alarm)
+            assert alarms[world._timeline.now] < 1000
+            handle(event)
+
+        world._handle = counted
+        assert world.run().total.lost == 0
+
+
+def test_a_run_ends_a_simulated_preparation():
+    many = [
+        function(
+            name=f"t{tenant}f{number}", tenant=f"t{tenant}", rate=0.5, prepare_s=3.0, blocks=[{"mib": 10}],
+            latency_ms={"1": 20}, settings={"device": "pool", "slo_ms": 200},
+        )
+        for number in range(4)
+        for tenant in range(8)
+    ]  # fmt: skip
+    devices = [{"name": name, "memory_bytes": 1 << 30} for name in "de"]
+    made = scene(*many, devices=devices, duration_s=100, scheduler={"device_isolation": "none"})
+    report = World(made, checked=True).run()
+    assert [(each.executors, each.crashes) for each in report.devices.values()] == [(1, 0), (1, 0)]

@@ -115,7 +115,7 @@ def test_a_warm_up_runs_the_program_once_on_a_batch_of_one():
     assert shapes == [(1, 3)]
 
 
-def test_programs_of_several_threads_run_at_once_and_give_the_bits_of_one_alone():
+def test_several_threads_run_the_program_at_once_and_get_the_bits_of_a_run_alone():
     made, _ = runner()
     requests = [ids([n, 2, 3], [4, 5, 9 - n]) for n in range(3)]
     alone = [made.answer([request])[0]["sum"] for request in requests]

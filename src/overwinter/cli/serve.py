@@ -91,7 +91,9 @@ HELP = {
 STRUCTS: dict[str, type[msgspec.Struct]] = {"scheduler": SchedulerConfig, "requests": RequestLimits}
 """The fields of the configuration that are structs."""
 DEFAULTS = {"data": "~/.local/share/overwinter"}
-CHOICES = {"policy": sorted(POLICIES), "device_isolation": get_args(DeviceIsolation)}
+# Only a simulation knows the rates that `oracle` expects.
+POLICY_NAMES = sorted(name for name, policy in POLICIES.items() if policy.rate != "oracle")
+CHOICES = {"policy": POLICY_NAMES, "device_isolation": get_args(DeviceIsolation)}
 SHARES = ("profile_share", "caller_share", "verify_share")
 BOUNDS: Bounds = {**SCHEDULER_BOUNDS, **NODE_BOUNDS, **REQUEST_BOUNDS}
 PATHS = ("data", "host_store", "journal")

@@ -84,7 +84,10 @@ def simulate(  # noqa: PLR0913 - one parameter for each option
 
 def _with_changes(scenario: "Scenario", seed: int | None, seconds: float | None) -> "Scenario":
     changes = {"seed": seed, "duration_s": seconds}
-    return msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
+    try:
+        return msgspec.structs.replace(scenario, **{key: value for key, value in changes.items() if value is not None})
+    except ValueError as error:
+        raise click.UsageError(f"--seconds: {error}") from None
 
 
 def _run_once(scenario: "Scenario", base: Path, journal: Path | None, check: bool) -> "Report":
@@ -172,6 +175,9 @@ def _print(found: "Capacity | Report") -> None:
     show(_figures_table([*worst[:ROWS], ("total", report.total)]))
     if len(worst) > ROWS:
         click.echo(f"the worst {ROWS} of {len(worst)} functions; report.json has all")
+    if report.applications:
+        click.echo()
+        show(_applications_table(report))
     if report.devices:
         click.echo()
         show(_devices_table(report))
@@ -206,6 +212,26 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
             f"{each.worker_seconds:.0f}",
         )
     return table
+
+
+def _applications_table(report: "Report") -> "FittedTable":
+    from overwinter.cli.fitting import Column, FittedTable
+
+    titles = ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99")
+    rows = [
+        (
+            name,
+            str(each.requests),
+            str(each.answered),
+            str(sum(each.refused.values())),
+            str(each.lost),
+            "" if each.attainment is None else f"{each.attainment:.2%}",
+            _ms_text(each.p50_ms),
+            _ms_text(each.p99_ms),
+        )
+        for name, each in sorted(report.applications.items())
+    ]
+    return FittedTable((Column("APPLICATION", "word"), *map(Column, titles)), rows)
 
 
 def _devices_table(report: "Report") -> "FittedTable":

@@ -82,7 +82,7 @@ class WorkerActions:
         self, process: ContainedProcess, function: DeployedFunction, host: HostStore, then: Callable[[], None]
     ) -> None:
         """Call `then`, which is for this process, once the function's files are verified; never if the node stops
-        meanwhile. If that fails, the process is killed.
+        meanwhile. If the verification, or `then` after it, raises an error, the process is killed.
         """
         if host.unverified(function.files()):
             work = self._verify_first(function, host, then)

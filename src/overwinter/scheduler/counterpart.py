@@ -63,8 +63,10 @@ def _is_usable(cycle: Cycle, function: Function) -> bool:
         id_ = function.spec.id
         serves = any(worker.is_serving and worker.serves(id_) for worker in function.workers.values())
         return serves or not (backs_off or why_never_runs(function))
-    if backs_off or function.pool.no_device_reason or not fixed_devices.can_be_bound(cycle, function):
+    if backs_off or function.pool.no_device_reason:
         return False
+    if fixed_devices.are_used(cycle):
+        return fixed_devices.has_device_in_service(cycle, function)
     return any(each.executor is not None or each.is_free(cycle.now) for each in swaps.fitting(cycle, function))
 
 

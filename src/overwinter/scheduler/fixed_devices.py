@@ -39,12 +39,17 @@ def find_or_bind(cycle: Cycle, function: Function) -> DeviceId | None:
     return pooled.fixed_device
 
 
-def can_be_bound(cycle: Cycle, function: Function) -> bool:
-    """Whether a function is bound to a device, or could be, if that is necessary."""
-    pooled, departures = pool_record(function), cycle.state.pool.departures
-    if not are_used(cycle) or pooled.fixed_device is not None:
-        return True
-    return pooled.departures_at_misfit != departures and fixed_device(dict(_bytes_left(cycle, function))) is not None
+def has_device_in_service(cycle: Cycle, function: Function) -> bool:
+    """Whether the device to which a function is bound, or would be bound now, has an executor or may start one."""
+    pooled, pool = pool_record(function), cycle.state.pool
+    name = pooled.fixed_device
+    if name is None and pooled.departures_at_misfit != pool.departures:
+        name = fixed_device(dict(_bytes_left(cycle, function)))
+    return (
+        name is not None
+        and not pooled.unplaced.get(name)
+        and (pool.devices[name].executor is not None or pool.devices[name].is_free(cycle.now))
+    )
 
 
 def _bytes_left(cycle: Cycle, function: Function) -> Iterator[tuple[DeviceId, int]]:

@@ -27,7 +27,7 @@ from overwinter.scheduler.state import Function
 from overwinter.scheduler.swaps import later_slices, owner_of
 
 NEVER = (True, inf)
-"""The value of `_needed` for a device from which no slice of the program would be evicted."""
+"""Replaces the values of `_needed` if there are none: no slice of the program would be evicted from the device."""
 
 
 def suitable(cycle: Cycle, function: Function, serving: Sequence[Device]) -> Sequence[Device]:
@@ -113,7 +113,7 @@ def _needed(cycle: Cycle, function: Function, device: Device) -> Iterator[tuple[
     slices after this one are needed first, by its own requests, and earlier slices later, by the next requests.
     """
     if not device.short_bytes(device.missing_bytes(pool_record(function))):
-        # Nothing is evicted. Otherwise all functions there are compared.
+        # Nothing is evicted. Without this return, `swaps.victims` would compare all functions there.
         return
     number = slice_number(function.spec.id) or 1
     for each in _evicted(function, device, swaps.victims(cycle, function, device)):

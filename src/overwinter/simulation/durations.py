@@ -20,7 +20,7 @@ class Durations:
     def __init__(self, functions: Mapping[FunctionId, SimulatedFunction], jitter: Random) -> None:
         self._functions = functions
         self._jitter = jitter
-        self._run_s: dict[tuple[str, int, int, int], float] = {}
+        self._run_s: dict[tuple[str, int, int, int, int], float] = {}
         self._separate_parts: dict[tuple[FunctionId, ...], float] = {}
 
     def variation(self, function: SimulatedFunction) -> float:
@@ -42,15 +42,19 @@ class Durations:
         return seconds * self.variation(worker.function)
 
     def separate_run_s(self, worker: SimulatedWorker, batch: int) -> float:
-        """Return the seconds of a run of one function, without variation, next to the worker's other runs."""
-        name, cores, runs = worker.function.model.name, worker.cores, len(worker.jobs) + 1
-        seconds = self._run_s.get((name, cores, runs, batch))
+        """Return the seconds of a run of one function, without variation, next to the worker's other runs.
+
+        A run never has more than `run_cores` threads, so fewer concurrent runs use fewer of the worker's cores.
+        """
+        runs, most = len(worker.jobs) + 1, worker.concurrency
+        key = (worker.function.model.name, worker.cores, most, runs, batch)
+        seconds = self._run_s.get(key)
         if seconds is None:
             profile = worker.function.spec.profile
-            measured = range(runs, worker.concurrency + 1)
-            known = [] if profile is None else [profile.latency_s(cores, batch, at) for at in measured]
-            seconds = next(each for each in known if each is not None)
-            self._run_s[name, cores, runs, batch] = seconds
+            measured = [(min(worker.cores, worker.run_cores * at), at) for at in range(runs, most + 1)]
+            measured.append((worker.cores, most))
+            known = [] if profile is None else [profile.latency_s(cores, batch, at) for cores, at in measured]
+            seconds = self._run_s[key] = next(each for each in known if each is not None)
         return seconds
 
     def on_device_s(self, functions: Sequence[FunctionId]) -> float:

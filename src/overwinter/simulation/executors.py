@@ -14,7 +14,7 @@ import msgspec
 from overwinter.core.actions import PrepareOnDevice, RunOnDevice, StartExecutor
 from overwinter.core.devices import DeviceConfig
 from overwinter.core.events import Event, PreparedOnDevice, RunEnded, WorkerExited, WorkerReady
-from overwinter.core.ids import Address, DeviceId, FunctionId, TenantId, WorkerId
+from overwinter.core.ids import Address, DeviceId, FunctionId, OperationId, TenantId, WorkerId
 from overwinter.simulation.copies import SimulatedFunction
 from overwinter.simulation.devices import SimulatedDevice, simulated_devices
 from overwinter.simulation.links import SharedLink, Transfer
@@ -44,7 +44,7 @@ class Executor:
         self.tenant = tenant
         self.ready = False
         self.run: DeviceRun | None = None
-        self.preparing = False
+        self.preparing: OperationId | None = None
 
 
 class Executors:
@@ -104,15 +104,15 @@ class Executors:
         """Prepare a function. Runs do not wait for it, and their times do not depend on it."""
         executor = self._executors.get(action.executor)
         if executor is not None:
-            if not executor.ready or executor.preparing:
+            if not executor.ready or executor.preparing is not None:
                 raise RuntimeError(f"{action.function} is prepared on {action.device}, which cannot prepare it now")
-            executor.preparing = True
-            self._timeline.after(seconds, partial(self._prepared, executor, action))
+            executor.preparing = action.operation
+            self._timeline.after(seconds, partial(self._prepared, executor, action.operation))
 
-    def _prepared(self, executor: Executor, action: PrepareOnDevice) -> None:
-        if executor.id in self._executors:
-            executor.preparing = False
-            self._handle(PreparedOnDevice(executor.id, action.operation))
+    def _prepared(self, executor: Executor, operation: OperationId, interrupted: bool = False) -> None:
+        if executor.id in self._executors and executor.preparing == operation:
+            executor.preparing = None
+            self._handle(PreparedOnDevice(executor.id, operation, interrupted))
 
     def unbind(self, id_: WorkerId, function: FunctionId) -> None:
         """Forget a function. Nothing is to be done for a worker, or for an executor that has ended."""
@@ -139,6 +139,9 @@ class Executors:
         if executor is None:
             # Its exit is about to reach the scheduler.
             return
+        if executor.preparing is not None:
+            # As on a node, a run that is ordered ends the preparation.
+            self._timeline.after(0.0, partial(self._prepared, executor, executor.preparing, interrupted=True))
         missing = self._place(executor, action, functions)
         if unplaced and missing and len(executor.device.memory.functions) > len(functions):
             for each in functions:

@@ -13,11 +13,12 @@ import msgspec
 
 from overwinter.core.bounds import check_bounds
 from overwinter.core.config import SchedulerConfig
-from overwinter.core.devices import DeviceConfig
+from overwinter.core.devices import DeviceConfig, check_devices
 from overwinter.core.errors import CallerError
 from overwinter.core.function import TIME_BOUNDS
 from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import INPUT, Pipeline, Stage, check_pipeline, needs
+from overwinter.core.policies import policy_named
 from overwinter.simulation.copies import SimulatedFunction, cuts, simulated_functions
 from overwinter.simulation.models import MIB, FunctionModel, ScenarioPart
 from overwinter.simulation.workloads import Workload
@@ -133,11 +134,10 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.check_above("duration_s")
         self.check_above("settle_s", least=0)
-        names = [function.name for function in self.functions]
+        names = [name for function in self.functions for name in function.names()]
         if len(set(names)) != len(names):
             raise ValueError(f"function names must be unique, got {sorted(names)}")
-        if len({device.name for device in self.devices}) != len(self.devices):
-            raise ValueError(f"device names must be unique, got {sorted(device.name for device in self.devices)}")
+        check_devices(self.devices)
         if self.scheduler.devices:
             raise ValueError("give the devices as devices of the scenario, not of its scheduler")
         pooled = [function for function in self.functions if function.settings.device == "pool"]
@@ -145,7 +145,36 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
             raise ValueError('a function has device = "pool", and the scenario has no devices')
         for function in pooled:
             cuts(function, self.devices)
+        for function in self.functions:
+            self._check_latencies(function)
         self._check_applications()
+
+    def _check_latencies(self, function: FunctionModel) -> None:
+        """Raise ValueError if the latencies of a function have no configuration that it can run with."""
+        settings, policy = function.settings, policy_named(self.scheduler.policy)
+        profile, cores = function.scheduler_profile(), self.scheduler.cores or self.node.cores
+        if settings.device != "pool":
+            most = min(settings.threads, policy.cores_max), min(settings.max_batch, policy.batch_max)
+            allowed = any(
+                each.cores <= most[0]
+                and each.batch <= most[1]
+                and each.concurrency <= min(settings.concurrency, policy.concurrency_max)
+                for each in profile.points
+            )
+            if not allowed and not profile.run_s(min(settings.threads, cores), settings.concurrency):
+                raise ValueError(
+                    f"no latency of function {function.name!r} is for a worker that its settings allow: threads up to "
+                    f"{settings.threads}, max_batch {settings.max_batch}, concurrency {settings.concurrency}"
+                )
+        if (
+            self.devices
+            and settings.device != "cpu"
+            and not function.on_device().scheduler_profile().run_s(settings.threads, 1)
+        ):
+            raise ValueError(
+                f"function {function.name!r} has no latency on a device: give one for as many cores as threads, "
+                f"{settings.threads}, and a concurrency of 1"
+            )
 
     def _check_applications(self) -> None:
         known = {name for function in self.functions for name in function.names()}

@@ -7,6 +7,7 @@ equal traces give equal journals.
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from heapq import merge
 from itertools import count, repeat, takewhile
 from math import inf
 from operator import gt
@@ -60,7 +61,7 @@ from overwinter.simulation.faults import FaultModel
 from overwinter.simulation.forecasts import rates_ahead
 from overwinter.simulation.machine import HostBlocks, SerialResource
 from overwinter.simulation.models import MIB
-from overwinter.simulation.scenario import Scenario
+from overwinter.simulation.scenario import Application, Scenario
 from overwinter.simulation.streams import Arrival, by_time
 from overwinter.simulation.timeline import Timeline
 from overwinter.simulation.workers import SharedParts, Workers
@@ -111,9 +112,9 @@ class World:
         self._applications = Applications(scenario.applications, self._ids, scenario.settle_s, slos)
         self._requests = by_time(self._arrival_streams(base))
         self._rate_forecast = {
-            each.spec.id: rates_ahead((at for at, _ in self._own_arrivals(each, base)), self._policy.period_s)
+            each.spec.id: rates_ahead((at for at, _ in self._arrivals_ahead(each, base)), self._policy.period_s)
             for each in self._functions
-            if self._policy.rate == "oracle" and each.model.workload is not None
+            if self._policy.rate == "oracle" and self._is_called(each)
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
@@ -153,6 +154,21 @@ class World:
         """Yield the requests of a function that are not stages of an application."""
         workload = each.model.workload
         return iter(()) if workload is None else self._arrivals(each.spec.name, workload, each.copy, base)
+
+    def _arrivals_ahead(self, each: SimulatedFunction, base: Path) -> Iterator[Arrival]:
+        """Yield the requests of a function, those of an application when the application's request arrives."""
+        called = [self._arrivals(FunctionName(one.name), one.workload, 0, base) for one in self._calling(each)]
+        return merge(self._own_arrivals(each, base), *called)
+
+    def _is_called(self, each: SimulatedFunction) -> bool:
+        return each.model.workload is not None or any(self._calling(each))
+
+    def _calling(self, each: SimulatedFunction) -> Iterator[Application]:
+        """Yield the applications that call a function, once for each stage."""
+        for application in self._scenario.applications:
+            for stage in application.stages.values():
+                if stage.function == each.spec.name:
+                    yield application
 
     def _arrivals(self, name: FunctionName, workload: Workload, copy: int, base: Path) -> Iterator[Arrival]:
         times = arrivals(workload, self._random_for("arrivals", name), copy, base)

@@ -19,6 +19,8 @@ class OpenRequest(msgspec.Struct, Generic[T], eq=False):
     arrived: Seconds
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that made it."""
+    asked: T | None = None
+    """The tally of its function, if the request is not counted there."""
     last_slice: int = 0
     """The slice of the program for which it was last sent to a worker or a device; 1 for the whole program too, 0 if it
     was not sent yet.

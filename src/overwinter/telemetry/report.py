@@ -223,7 +223,8 @@ class StepReader(Tracker[Outcomes]):
 
     def _arrived_after_settling(self, event: Arrived, now: Seconds) -> None:
         if now < self._settle_s:
-            self._requests[event.request] = OpenRequest(self._settling, now)
+            asked = self.tallies.get(event.name)
+            self._requests[event.request] = OpenRequest(self._settling, now, asked=asked)
         else:
             self._arrived(event, now)
 

@@ -201,7 +201,7 @@ class Tracker(Hooks[T]):
     def _start(self, action: StartWorker, now: Seconds) -> None:
         spec = self.specs[action.function]
         tally = self.tally_of(spec)
-        arrivals = (each.arrived for each in self._requests.values() if each.tally is tally)
+        arrivals = (each.arrived for each in self._requests.values() if tally in (each.tally, each.asked))
         load_began = self._loads.take_from_disk(action.function, arrivals, now)
         start: Start = "host" if load_began is None else "disk"
         trial_tally = self.trial_tally if action.function in self._trials else None

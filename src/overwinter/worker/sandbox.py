@@ -59,7 +59,7 @@ DESCRIPTORS_MAX = 4096
 NO_SEPARATE_USER = "no separate user: the node does not run as root"
 """What the sandbox of a process that keeps its user lacks."""
 
-_PROCESSOR = ("/proc/cpuinfo", "/proc/meminfo")
+_MACHINE_FILES = ("/proc/cpuinfo", "/proc/meminfo")
 
 
 def uid_of(worker: int) -> int | None:
@@ -97,7 +97,7 @@ class Sandbox:
         unlimited. `uses_gpus`: whether executors of GPUs enter it. `readable`: further files that may be read.
         """
         self._python = reach_python()
-        places = [*python_paths(), *_PROCESSOR, *readable]
+        places = [*python_paths(), *_MACHINE_FILES, *readable]
         self._rulesets: dict[SandboxKind, int] = {"worker": _ruleset(places), "zygote": _ruleset([*places, PROC])}
         self._filters: dict[SandboxKind, Filter] = {"worker": Filter("worker"), "zygote": Filter("zygote")}
         if uses_gpus:

@@ -2,6 +2,8 @@
 
 from math import inf
 
+import pytest
+
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.policies import POLICIES
 from overwinter.scheduler.cycle import Cycle
@@ -33,6 +35,7 @@ def test_without_a_time_an_idle_worker_stays_and_its_own_time_is_an_upper_bound(
 def test_a_history_says_nothing_before_there_is_one():
     assert from_history([1.0] * (GAPS_LEAST - 1), 60.0) == 60.0
     assert from_history([1.0] * GAPS_LEAST, 60.0) == 1.1
+    assert from_history([1.0] * 7 + [10.0], 60.0) == pytest.approx(11.0)
 
 
 def test_a_history_is_of_the_function_and_gives_at_least_one_period():

@@ -1,7 +1,7 @@
 """Policies for keep-alive: how long an idle worker stays when its memory is not needed."""
 
 from collections.abc import Sequence
-from math import inf
+from math import ceil, inf
 
 from overwinter.core.policies import Policy
 from overwinter.scheduler.state import Function, Worker
@@ -44,7 +44,7 @@ def from_history(gaps: Sequence[float], at_most_s: float) -> float:
     """
     if len(gaps) < GAPS_LEAST:
         return at_most_s
-    return min(at_most_s, 1.1 * sorted(gaps)[int(0.99 * (len(gaps) - 1))])
+    return min(at_most_s, 1.1 * sorted(gaps)[ceil(0.99 * len(gaps)) - 1])
 
 
 def remember(gaps: list[float], gap: float) -> None:
