@@ -152,6 +152,14 @@ def test_a_journal_replaces_no_directory_and_no_device(tmp_path):
         os.close(reader)
     assert {path.name for path in tmp_path.iterdir()} == {"logs", "link", "pipe"}
     assert (tmp_path / "pipe").is_fifo()
+    here, there = os.pipe()
+    try:
+        with _journal_file(f"/dev/fd/{there}", print) as file:
+            file.write(b"a step")
+        assert os.read(here, 99) == b"a step"
+    finally:
+        os.close(here)
+        os.close(there)
 
 
 def test_zygotes_find_the_packages_that_are_installed_for_this_user_alone(tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ from overwinter.store.uploads import DiskBounds
 @asynccontextmanager
 async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) -> AsyncIterator[Node]:
     """Run a node over its data directory, from its start to its clean stop. Raises ConflictError if another node uses
-    it or a configured GPU is unusable, and other errors if the node cannot start.
+    it or the host store, or a configured GPU is unusable, and other errors if the node cannot start.
     """
     asyncio.get_running_loop().set_default_executor(Threads(default_count(), "node"))
     with ExitStack() as stack:
@@ -173,8 +173,9 @@ def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractConte
     if path is None:
         return nullcontext()
     try:
-        path = os.path.realpath(path)
         if os.path.isfile(path):
+            # The target of a link is renamed. A pipe, as /dev/stdout may be, has no real path.
+            path = os.path.realpath(path)
             number = next(number for number in count(1) if not os.path.exists(f"{path}.{number}"))
             os.rename(path, f"{path}.{number}")
         return open(path, "wb", buffering=0)

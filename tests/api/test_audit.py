@@ -1,6 +1,7 @@
 """The audit log is bounded, and a tenant that writes much hides no records of others."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,18 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / FILE).symlink_to(other)
     Audit(tmp_path, said.append).add(record("a"), 0.0)
     assert (other.read_text(), len(said)) == ("", 1)
+
+
+def test_a_record_of_which_a_part_fits_on_the_disk_is_left_out_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    kept = Audit(tmp_path, said.append)
+    kept.add(record("a", "/0"), 0.0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILE).stat().st_size + 40, hard))
+        kept.add(record("a", "/1"), 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert len(said) == 1
+    kept.add(record("a", "/2"), 2.0)
+    assert [(each["path"], each.get("left_out", 0)) for each in records(tmp_path)] == [("/0", 0), ("/2", 1)]

@@ -540,3 +540,48 @@ def test_a_request_is_refused_once(caplog: pytest.LogCaptureFixture, sent: bytes
         answer = uvloop.run(asyncio.wait_for(work(listener), 20))
     assert answer.count(b"HTTP/1.1 4") == 1
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("path", [b"/nowhere", b"/v2/health/live"])
+def test_an_answer_before_the_client_is_asked_for_its_body_closes_the_connection(served: Served, path: bytes) -> None:
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 70\r\nExpect: 100-continue\r\n\r\n" % path
+    with connect(served) as client:
+        client.sendall(head)
+        answer = b""
+        while more := client.recv(65536):
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 40")
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_client_that_is_not_asked_for_its_body_yet_is_not_too_slow() -> None:
+    limits = msgspec.structs.replace(LIMITS, head_timeout_s=0.2, stall_s=0.2)
+
+    async def work(listener: socket.socket) -> bytes:
+        loop, released = asyncio.get_running_loop(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await released.wait()
+            body = (await receive())["body"]
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+            await send({"type": "http.response.body", "body": body})
+
+        async with asyncio.TaskGroup() as tasks:
+            serving = tasks.create_task(serve(app, listener, limits, Drain(0)))
+            with socket.create_connection(listener.getsockname()) as client:
+                client.setblocking(False)
+                head = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+                await loop.sock_sendall(client, head)
+                await asyncio.sleep(5 * limits.stall_s)
+                released.set()
+                asked = await loop.sock_recv(client, 1 << 16)
+                await loop.sock_sendall(client, b"{}")
+                answer = await loop.sock_recv(client, 1 << 16)
+            serving.cancel()
+        assert asked.startswith(b"HTTP/1.1 100 ")
+        return answer
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answer = uvloop.run(asyncio.wait_for(work(listener), 20))
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"{}")

@@ -42,6 +42,15 @@ def read(chunks: Iterable[bytes], reservation: Reservation, bounds: BodyLimits) 
     return asyncio.run(work())
 
 
+def test_a_body_of_unknown_length_that_arrives_at_once_is_held() -> None:
+    reservation = held(4 * MIB)
+    assert len(read([bytes(60_000)], reservation, BodyLimits(8 * MIB, cost=8))) == 60_000
+    assert reservation.nbytes == 8 * 60_000
+    Reservation(reservation._budget, "another").grow(2 * MIB)
+    with pytest.raises(OverloadedError):
+        read([bytes(250_000)], Reservation(reservation._budget, "third"), BodyLimits(8 * MIB, cost=8))
+
+
 def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
     reservation = held(4 * MIB)
     assert len(read([bytes(MIB)] * 3, reservation, BodyLimits(8 * MIB))) == 3 * MIB

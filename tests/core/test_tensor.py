@@ -1,7 +1,10 @@
 """Bytes and shapes that do not match are the caller's error; valid tensors are unchanged by encoding and decoding."""
 
+from contextlib import suppress
+
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +18,7 @@ from overwinter.core.tensor import (
     TENSOR_NAME_MAX,
     Tensor,
     TensorSpec,
+    check_inputs,
     check_size,
     check_steps,
     pack_bytes,
@@ -115,3 +119,19 @@ def test_names_have_no_control_characters(result):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert({"datatype": "FP32", **spec}, TensorSpec)
     assert msgspec.convert({"name": "größe 1", "datatype": "FP32", "shape": ["n"]}, TensorSpec).name == "größe 1"
+
+
+@pytest.mark.parametrize("shape", [(0, 1 << 62, 4), (1 << 62, 1 << 62, 0), (0, 1 << 60)])
+def test_an_empty_shape_that_no_tensor_can_have_is_refused(shape):
+    spec = TensorSpec("x", "FP32", tuple(f"size{at}" for at in range(len(shape))))
+    with pytest.raises(CallerError, match="'x'.*impossible"):
+        check_inputs([Tensor("x", "FP32", shape, b"")], [spec])
+
+
+@given(st.lists(st.one_of(st.sampled_from([0, 1, 3]), st.integers(0, 1 << 62)), max_size=5), st.integers(0, 5))
+def test_every_accepted_shape_without_elements_can_be_made(sizes, at):
+    shape = (*sizes[:at], 0, *sizes[at:])
+    spec = TensorSpec("x", "FP64", tuple(f"size{number}" for number in range(len(shape))))
+    with suppress(CallerError):
+        check_inputs([Tensor("x", "FP64", shape, b"")], [spec])
+        assert torch.empty(shape, dtype=torch.float64).numel() == 0

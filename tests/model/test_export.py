@@ -9,10 +9,11 @@ from torch.export import Dim
 
 from overwinter.core.errors import ProgramError
 from overwinter.core.tensor import TensorSpec
+from overwinter.model.agreement import agree
 from overwinter.model.compile import compile_program
 from overwinter.model.export import export, export_saved
 from overwinter.model.liveness import peak_activation_bytes
-from overwinter.model.program import encode_program
+from overwinter.model.program import encode_program, validate
 
 X = torch.arange(56.0).reshape(2, 7, 4) / 10
 SEQUENCE = {"x": {0: "batch", 1: "sequence"}}
@@ -426,3 +427,19 @@ def test_a_saved_export_with_an_argument_that_is_no_tensor_is_refused(value, tmp
     torch.export.save(torch.export.export(Powered(), (X, value)), tmp_path / "net.pt2")
     with pytest.raises(ProgramError, match="input 'k' must be a tensor"):
         export_saved(tmp_path / "net.pt2")
+
+
+def test_a_limit_on_memory_leaves_the_examples_own_size(monkeypatch):
+    class Wide(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = torch.nn.Linear(4, 64, bias=False)
+
+        def forward(self, x):
+            return {"y": self.q(x).relu().sum(1)}
+
+    # It stands for a model whose activations exceed 4 GiB between 4096 and 8192.
+    monkeypatch.setattr("overwinter.model.export.MEMORY_BYTES", 1 << 20)
+    program = agree(export(Wide().eval(), {"x": torch.randn(2, 6000, 4)}, {"x": {0: "batch", 1: "n"}}), 1).program
+    assert program.dimensions["n"] == (1, 6000)
+    validate(program)

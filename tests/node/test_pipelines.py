@@ -587,3 +587,12 @@ def test_an_error_of_a_pipeline_is_remembered(functions, pipelines, computed):
     with pytest.raises(ConflictError, match="stage 'left' of pipeline 'fork0': 'first:y' is FP32"):
         pipelines.protect_at_once("triple", other)
     assert computed == ["fork0", "fork1", "fork2"]
+
+
+def test_a_version_on_trial_may_not_become_a_stage(functions, pipelines):
+    run(pipelines)
+    functions.add("negate", version=2, state="LOADING")
+    stages = {**FORK.stages, "right": msgspec.structs.replace(FORK.stages["right"], version=2)}
+    with pytest.raises(ConflictError, match="version 2 of 'negate' is on trial"):
+        asyncio.run(pipelines.deploy(msgspec.structs.replace(FORK, stages=stages), "tests"))
+    assert pipelines.view("fork", None).state == "READY"

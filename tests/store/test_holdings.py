@@ -193,6 +193,21 @@ def test_an_upload_that_ends_is_not_counted_twice(tmp_path, monkeypatch):
     repository.close()
 
 
+def test_an_upload_counts_until_its_bytes_are_on_the_disk(tmp_path, monkeypatch):
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * DISK_PAGE_BYTES))
+    sync, first, second = Draft.sync, os.urandom(2 * DISK_PAGE_BYTES), os.urandom(3 * DISK_PAGE_BYTES)
+
+    def beside_another(draft):
+        monkeypatch.setattr(Draft, "sync", sync)
+        with pytest.raises(NoSpaceError):
+            put(repository, address_of(second), second)
+        sync(draft)
+
+    monkeypatch.setattr(Draft, "sync", beside_another)
+    assert put(repository, address_of(first), first)
+    repository.close()
+
+
 def test_a_tenant_above_its_limit_may_send_a_damaged_block_again(tmp_path):
     repository = Repository(tmp_path)
     put(repository, ADDRESS, DATA)

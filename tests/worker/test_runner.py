@@ -1,5 +1,7 @@
 """Runs of a worker: compatible requests share one, a failed request affects no other, and errors name their cause."""
 
+import gc
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -261,3 +263,113 @@ def postprocess(outputs, inputs, state):
     outcomes = made.answer([ids([rows, 0, 0]) for rows in (2, 0)])
     shapes = [encoded.meta.shape for outcome in outcomes for encoded in encode_outputs(outcome)]
     assert shapes == [(2, 2), (0, 2)]
+
+
+class Sums(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x.sum(dim=1, keepdim=True)}
+
+
+KEPT = {
+    "preprocess": """
+import torch
+def setup(assets): return torch.zeros(1, 3)
+def preprocess(inputs, state):
+    state.copy_(inputs["x"])
+    return {"x": state}
+""",
+    "postprocess": """
+import torch
+def setup(assets): return torch.zeros(1, 1)
+def postprocess(outputs, inputs, state):
+    state.copy_(outputs["y"])
+    return {"y": state}
+""",
+}
+
+
+def sums(handler) -> Runner:
+    made = export(Sums().eval(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch"}})
+    return Runner("f@1", Prepared(encode_program(made.program)), made.weights, Handler(Code(handler), {}))
+
+
+@pytest.mark.parametrize("step", KEPT)
+def test_a_handler_may_return_one_tensor_for_all_requests_of_a_run(step):
+    answers = sums(KEPT[step]).answer([{"x": torch.full((1, 3), float(number))} for number in (1, 2, 3)])
+    assert [each["y"].tolist() for each in answers] == [[[3.0]], [[6.0]], [[9.0]]]
+
+
+ODD = """
+class Odd(Exception):
+    def __str__(self):
+        {text}
+def preprocess(inputs, state):
+    if inputs["x"].sum() == 0:
+        raise Odd
+    return inputs
+"""
+
+
+@pytest.mark.parametrize("text", ["return self.text", "raise self", "return 3"])
+def test_an_error_without_a_text_fails_its_own_request_only(text):
+    good, bad = sums(ODD.format(text=text)).answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+    assert good["y"].tolist() == [[3.0]]
+    assert bad.error == "HandlerError"
+    assert "Odd" in bad.message
+    assert "raise Odd" in bad.message
+
+
+def test_requests_that_cannot_be_joined_run_alone(monkeypatch):
+    def failing(*_, **__):
+        raise RuntimeError("can't allocate memory")
+
+    runner = sums("")
+    monkeypatch.setattr(torch, "cat", failing)
+    answers = runner.answer([{"x": torch.full((1, 3), float(number))} for number in (1, 2)])
+    assert [each["y"].tolist() for each in answers] == [[[3.0]], [[6.0]]]
+
+
+SOURCES = {
+    "dataclass": """
+from __future__ import annotations
+from dataclasses import dataclass
+@dataclass
+class S:
+    w: dict
+""",
+    "hints": """
+import typing
+class Q: pass
+class S:
+    n: "Q"
+typing.get_type_hints(S)
+""",
+    "pickle": """
+import pickle
+class Q: pass
+def setup(assets): return pickle.loads(pickle.dumps(Q()))
+""",
+    "msgspec": """
+from __future__ import annotations
+import msgspec
+class R(msgspec.Struct):
+    a: list[Q]
+class Q(msgspec.Struct):
+    b: int
+def setup(assets): return msgspec.json.decode(b'{"a": [{"b": 1}]}', type=R)
+""",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_handler_defines_classes_as_a_module_does(source):
+    def modules() -> set[str]:
+        return {name for name in sys.modules if name.startswith("handler")}
+
+    gc.collect()
+    before = modules()
+    one, other = (Handler(Code(SOURCES[source]), {}) for _ in range(2))
+    assert len(modules() - before) == 2
+    del one, other
+    gc.collect()
+    assert modules() == before

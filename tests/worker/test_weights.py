@@ -2,6 +2,8 @@
 
 import faulthandler
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from overwinter.core.errors import StoreError
 from overwinter.model.program import Weight
 from overwinter.store.blocks import address_of, build_block
 from overwinter.store.packing import pack
-from overwinter.worker.weights import MappedBlock, read_all, read_program, weight_tensors
+from overwinter.worker.weights import MappedBlock, differing_weights, read_all, read_program, weight_tensors
 
 
 @pytest.fixture
@@ -90,3 +92,21 @@ def test_a_program_that_changed_in_memory_is_not_read(tmp_path):
         path.write_bytes(b"Content")
         with pytest.raises(StoreError, match="changed in memory"):
             read_program(file.fileno(), len(content), address_of(content))
+
+
+def test_two_binds_at_the_same_time_share_their_weights(tmp_path):
+    weights = [Weight(f"w{number}", "float32", (128, 128)) for number in range(40)]
+    nbytes = 128 * 128 * 4
+    path = tmp_path / "block"
+    path.write_bytes(os.urandom(nbytes * len(weights)))
+    with path.open("rb") as file:
+        for _ in range(20):
+            block, both = MappedBlock(file.fileno(), nbytes * len(weights)), threading.Barrier(2)
+
+            def bind(block=block, both=both):
+                both.wait()
+                return weight_tensors(weights, [(0, nbytes * at) for at in range(len(weights))], [block])
+
+            with ThreadPoolExecutor(2) as pool:
+                first, second = (each.result() for each in [pool.submit(bind) for _ in range(2)])
+            assert differing_weights(first, second) == frozenset()

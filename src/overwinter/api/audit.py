@@ -13,6 +13,7 @@ many were left out.
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -98,9 +99,17 @@ def write_record(path: Path, record: AuditRecord) -> None:
     """Append a record, then rotate the file if it is full."""
     encoded = msgspec.json.encode(record) + b"\n"
     with open(os.open(path, os.O_WRONLY | os.O_APPEND | OPEN_FLAGS, 0o600), "ab", buffering=0) as file:
-        file.write(encoded)
-        written = file.tell()
-        if written == len(encoded):
+        before, left = os.fstat(file.fileno()).st_size, memoryview(encoded)
+        try:
+            while left:
+                # If little space is left, a part of the record is written, without an error.
+                left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+        written = before + len(encoded)
+        if not before:
             # The file is new.
             give_to_owner(file.fileno(), path.parent)
     if written >= BYTES_MAX:

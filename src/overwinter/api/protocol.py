@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from overwinter.api.access import ONCE
 from overwinter.api.connections import Connections, Waits, client_of
 from overwinter.api.exchange import CONNECTION
+from overwinter.api.expecting import close_unless_asked
 from overwinter.api.flow import AnswerTransport, Flow
 from overwinter.api.received import STEP_BYTES, Received
 from overwinter.node.fair_queue import BYTES_OF_ONE
@@ -28,8 +29,7 @@ STEP_BYTES_MIN = 64
 """A step counts as at least this many bytes of a head or of chunk sizes."""
 HEAD_USUAL_BYTES = 512
 """The work of parsing a usual head, in bytes: its own bytes, and HEADER_BYTES for each header."""
-URL_MAX = 8 << 10
-BUSY = 503
+URL_MAX, BUSY = 8 << 10, 503
 CLOSING_HEADERS = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 FRAME_RATIO = 8
 """The most bytes of chunk sizes and extensions per byte of a body, in addition to the limit of the head."""
@@ -56,8 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._connections = connections
-        self._limits = connections.limits
+        self._connections, self._limits = connections, connections.limits
         self._refusal: tuple[int, str] | None = None
         self._discards_input = False
         self.has_disconnected = False
@@ -69,11 +68,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the latest request."""
         self._number = 0
         """Counts events: the start of a head, the start of a body, the end of a request, more of an answer read."""
-        self._in_head = False
+        self._in_head = self._in_body = self._chunked = False
         self._in_copy = False
         """Whether the parser reads a head that was read already."""
-        self._in_body = False
-        self._chunked = False
         self._chunks = bytearray()
         """The data of the chunks that the current step has parsed."""
         self._received = Received()
@@ -310,9 +307,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._running = cycle
         cycle.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self._connections.is_crowded(self.client_key):
-            # Announce that the connection closes. If it were closed later, while idle, the client could use it again
-            # at that moment.
+            # Announce that the connection closes: a client could use it again at the moment of a later close.
             cycle.keep_alive = False
+        if cycle.waiting_for_100_continue:
+            app = partial(close_unless_asked, cycle, app)
         # No body follows the head of an answer to HEAD.
         if cycle.scope["method"] != "HEAD":
             cycle.transport = AnswerTransport(self.transport, self._end)  # type: ignore[assignment]
@@ -372,7 +370,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return "read"
         answered = self.cycle is None or self.cycle.response_complete
         if self._in_body:
-            return "linger" if answered else "" if self.flow.read_paused or self._received else "body"
+            # A client that was not asked for its body yet waits for the node.
+            unasked = self.cycle is not None and self.cycle.waiting_for_100_continue
+            return "linger" if answered else "" if self.flow.read_paused or self._received or unasked else "body"
         if self._in_head or self._number == 0:
             return "" if self.flow.read_paused else "head"
         if not answered:

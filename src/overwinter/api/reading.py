@@ -103,6 +103,9 @@ async def read_body(
         body = await _gather(receive, body, reservation, limits)
     elif len(body) > limits.bytes_max:
         raise limits.error()
+    elif (lacking := len(body) * limits.cost - reservation.nbytes) > 0:
+        # Its length was not announced.
+        reservation.grow(lacking)
     if (coding := fields.get(b"content-encoding")) is not None:
         return await steps.run(reservation.caller, inflate(body, coding, reservation, limits))
     return body

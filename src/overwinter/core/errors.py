@@ -136,8 +136,8 @@ class OverloadedError(MachineError):
 
 
 class QuarantineError(OverloadedError):
-    """The scheduler failed on the function, or its program cannot be read: it is out of service until it is loaded or
-    deployed again.
+    """The function is out of service: the scheduler failed on it, until it is loaded or deployed again; or its program
+    could not be read, until it is deployed again or the node is restarted.
     """
 
 

@@ -34,8 +34,8 @@ class Deployed(_Event, frozen=True):
     resident: bool = False
     """Whether the host store already has all its blocks."""
     quarantined: str = ""
-    """Why the function stays out of service until it is loaded: the scheduler failed on it before the node started, or
-    its program cannot be read.
+    """Why the function is out of service: the scheduler failed on it before the node started, until it is loaded; or
+    its program cannot be read, and the node refuses to load it.
     """
 
 

@@ -18,6 +18,8 @@ BYTES = "BYTES"
 
 RANK_MAX = 64
 """The most dimensions of a shape, as in PyTorch's operators."""
+SIZES_PRODUCT_MAX = 1 << 59
+"""The most elements of a shape, with ones in place of its zeros: PyTorch computes the strides of empty tensors too."""
 TENSORS_MAX = 1024
 """The most inputs, and the most outputs, of a function or a pipeline."""
 TENSOR_NAME_MAX = 256
@@ -180,6 +182,8 @@ def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
     wanted = {spec.name: spec for spec in specs}
     sizes: dict[str, int] = {}
     for tensor in inputs:
+        if prod(max(1, size) for size in tensor.shape) > SIZES_PRODUCT_MAX:
+            raise CallerError(f"input {tensor.name!r} has the impossible shape {list(tensor.shape)}")
         spec = wanted.pop(tensor.name, None)
         if spec is None:
             known = ", ".join(repr(each.name) for each in specs)

@@ -229,8 +229,9 @@ def _example(graph: _Graph, ranges: SizeRanges, conditions: Sequence[Condition])
 def _limited(program: Program, unbounded: set[str]) -> Program:
     """Lower the maxima that the author did not give, so that the memory of a run is bounded."""
     largest = {name: program.dimensions[name][1] for name in unbounded}
-    while max(largest.values(), default=0) > SMALLEST_LIMIT and peak_activation_bytes(program, largest) > MEMORY_BYTES:
-        largest = {name: max(size // 2, min(size, SMALLEST_LIMIT)) for name, size in largest.items()}
+    least = {name: min(size, max(SMALLEST_LIMIT, program.example[name])) for name, size in largest.items()}
+    while largest != least and peak_activation_bytes(program, largest) > MEMORY_BYTES:
+        largest = {name: max(size // 2, least[name]) for name, size in largest.items()}
     dimensions = {name: (low, largest.get(name, high)) for name, (low, high) in program.dimensions.items()}
     return msgspec.structs.replace(program, dimensions=dimensions)
 

@@ -60,7 +60,8 @@ class Bindings:
     @property
     def inodes(self) -> set[int]:
         """The inodes of the files that the worker received as its blocks, as far as they were recorded."""
-        return set().union(*self._inodes.values())
+        # With the former file of a block, a worker keeps the one that it received last for the next function.
+        return set(self._files.values()).union(*self._inodes.values())
 
     def add(self, function: DeployedFunction, bind: Bind, fds: Sequence[int] = ()) -> None:
         """Record that a function was handed to an executor, which answers only if the function cannot run there.

@@ -258,7 +258,7 @@ class Deploys:
         try:
             program = decode_program(self._repository.read(manifest.program.address))
         except (OverwinterError, OSError) as error:
-            return f"its program cannot be read ({error}): deploy it again"
+            return f"its program cannot be read: {error}"
         placed = Placement()
         # If no slices fit, the scheduler refuses its requests.
         with suppress(NoSpaceError):
@@ -287,7 +287,8 @@ class Deploys:
             function.undivided = function.id in faults
             quarantined = faults.get(function.id) or self._quarantine.reason(function.id)
             if quarantined:
-                message = f"function {function.id} is out of service until it is loaded: {quarantined}"
+                until = "deployed again, or the node is restarted" if function.undivided else "loaded"
+                message = f"function {function.id} is out of service until it is {until}: {quarantined}"
                 self._log(message, function=function.id)
             resident = self._registry.is_resident(function)
             self._post(Deployed(function.spec(), resident=resident, quarantined=without_addresses(quarantined)))

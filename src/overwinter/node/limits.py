@@ -51,7 +51,9 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
 
 
 def check_gpus(devices: Sequence[DeviceConfig]) -> None:
-    """Raise ConflictError if this machine lacks the GPU of one of these devices, or PyTorch is built for CPUs only."""
+    """Raise ConflictError if this machine lacks the GPU of one of these devices or the files of its driver, or PyTorch
+    is built for CPUs only.
+    """
     if gpus_of(devices) and version("torch").endswith("+cpu"):
         raise ConflictError(
             f"PyTorch {version('torch')} was built without CUDA: install its build for GPUs, or serve with another "

@@ -199,14 +199,19 @@ class Pipelines:
         """Deploy a pipeline, replacing one of the same name; its requests in progress complete.
 
         Raises CallerError for an invalid pipeline, NotFoundError for a missing function, ConflictError if the name is a
-        function's, ForbiddenError if the name or a function belongs to another tenant, NoSpaceError at a limit.
+        function's or a version is on trial, ForbiddenError if the name or a function belongs to another tenant,
+        NoSpaceError at a limit.
         """
         check_pipeline(pipeline)
         signatures = Signatures(pipeline, tenant, self._functions)
 
         def find(name: FunctionName, version: int | None) -> HasSignature:
             self.check_function(name)
-            return signatures.find(name, version)
+            found = signatures.find(name, version)
+            if found.state == "LOADING":
+                # It is removed if its trial fails.
+                raise ConflictError(f"version {version} of {name!r} is on trial: wait until its deploy has ended")
+            return found
 
         async with self.changing.turn(tenant):
             self._check_sources(pipeline, tenant)

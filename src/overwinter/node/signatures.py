@@ -2,9 +2,10 @@
 
 from overwinter.core.errors import CallerError, ForbiddenError
 from overwinter.core.ids import FunctionName, TenantId
-from overwinter.core.pipeline import Find, HasSignature, Pipeline, Signature, signature
+from overwinter.core.pipeline import Find, Pipeline, Signature, signature
 from overwinter.core.tensor import TensorSpec
 from overwinter.node.registry import Registry
+from overwinter.node.views import DeployedView
 
 REMEMBERED = 2
 """How many signatures of a pipeline are remembered: one for the current versions, one for a change that is checked."""
@@ -57,7 +58,7 @@ class Signatures:
         except CallerError as error:
             return error.with_traceback(None)
 
-    def find(self, name: FunctionName, version: int | None) -> HasSignature:
+    def find(self, name: FunctionName, version: int | None) -> DeployedView:
         """Return a function that the pipeline may call; raise NotFoundError or ForbiddenError."""
         function = self._functions.view(name, version)
         if function.tenant != self._tenant:

@@ -131,8 +131,9 @@ def is_wanted(worker: Worker) -> bool:
     family = worker.family
     if family.wanting_idle_worker or not family.waiting:
         return bool(family.wanting_idle_worker)
-    bound = (binding.function for binding in worker.bound.values())
-    return any(each.queue and each.waits_in not in ("capacity", "bytes") for each in bound)
+    # A family and a worker may have thousands of functions, but seldom many that wait and are bound.
+    bound = family.waiting.keys() & worker.bound.keys()
+    return any(family.members[id_].waits_in not in ("capacity", "bytes") for id_ in bound)
 
 
 def use_profile(cycle: Cycle, family: Family, spec: FunctionSpec, forget: bool = False) -> None:

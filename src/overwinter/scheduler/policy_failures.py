@@ -64,4 +64,4 @@ def remember_failure(state: State, function: FunctionId, error: Exception) -> No
 
 def fault_text(function: FunctionId, fault: str) -> str:
     """Format the reason that callers of the function get from then on."""
-    return f"function {function} is out of service ({fault}): load it to try again, or deploy a new version"
+    return f"function {function} is out of service ({fault}): deploy it again or, if its program can be read, load it"

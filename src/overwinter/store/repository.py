@@ -330,8 +330,6 @@ class Repository:
 
     def _admit(self, tenant: TenantId, bounds: DiskBounds, draft: Draft, now: float) -> bool:
         path = self._block_path(draft.digest)
-        # Without the lock, because a large block takes seconds.
-        draft.sync()
         with self._lock.shared():
             existed = os.path.exists(path)
             # Record the holder first: a tenant at its limit must not store the block either.

@@ -138,6 +138,8 @@ class Upload:
                 f"the {self._draft.nbytes} bytes sent for block {self._address} have the address "
                 f"{self._draft.digest}: they were truncated or changed in transit; send them again"
             )
+        # Without the repository's lock, because a large block takes seconds. Meanwhile it still counts as an upload.
+        self._draft.sync()
         # From now on it counts as a blob.
         self._space.end()
         return self._admit(self._draft, now)

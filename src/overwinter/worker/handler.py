@@ -4,7 +4,9 @@ of tasks (`tasks/`) on its own machine.
 
 import inspect
 import linecache
+import sys
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
@@ -36,9 +38,16 @@ class Code:
             raise _not_set_up(error) from error
 
     def execute(self) -> ModuleType:
-        """Execute the code in a new module, and return it."""
+        """Execute the code in a new module, and return it. The caller removes it from `sys.modules`."""
         module = ModuleType("handler")
-        exec(self._code, module.__dict__)
+        # Dataclasses and others look up the module of a class by its name.
+        module.__name__ = f"handler_{id(module):x}"
+        sys.modules[module.__name__] = module
+        try:
+            exec(self._code, module.__dict__)
+        except BaseException:
+            del sys.modules[module.__name__]
+            raise
         return module
 
 
@@ -62,9 +71,8 @@ class Assets:
     def read(self, name: str, address: Address, make: Callable[[], object]) -> Asset:
         """Return the earlier result for this file, or that of `make`."""
         found = self._read.get((name, address))
-        if found is None:
-            found = self._read[name, address] = Asset(make())
-        return found
+        # Two binds may make it at the same time: both get the first.
+        return self._read.setdefault((name, address), Asset(make())) if found is None else found
 
 
 def unshared(name: str, make: Callable[[], object]) -> Asset:
@@ -87,6 +95,7 @@ class Handler:
             module = code.execute()
         except FAILURES as error:
             raise _not_set_up(error) from error
+        weakref.finalize(self, sys.modules.pop, module.__name__, None).atexit = False
         reader = _step(module, "read_asset", ("name", "data"))
         try:
             given: dict[str, object] = dict(assets)
@@ -123,7 +132,7 @@ class Handler:
             unnamed = [repr(key) for key in values or () if type(key) is not str]
         except CallerError as error:
             # A handler raises CallerError for an error in the request.
-            raise CallerError(_text(str(error))) from error
+            raise CallerError(_text(_said(error))) from error
         except FAILURES as error:
             raise HandlerError(f"{name} failed: {_error_text(error)}") from error
         if values is None:
@@ -182,7 +191,15 @@ def _error_text(error: BaseException) -> str:
     """Format an error with the last line of the author's code in its traceback, in text that can be sent."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return _text(f"{type(error).__name__}: {error}{where}")
+    return _text(f"{type(error).__name__}: {_said(error)}{where}")
+
+
+def _said(error: BaseException) -> str:
+    """Return the text of an error, which code of the author may make."""
+    try:
+        return str(error)
+    except FAILURES:
+        return "(its text could not be made)"
 
 
 def _text(text: str) -> str:

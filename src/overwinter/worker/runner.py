@@ -124,9 +124,9 @@ class Runner:
             found = self._differing[other] = differing_weights(self.weights, other.weights)
         return found
 
-    def preprocess(self, request: NamedValues) -> list[torch.Tensor]:
-        """Return the program's inputs for a request, which the handler makes if there is one. Raises CallerError or
-        HandlerError.
+    def preprocess(self, request: NamedValues, shares: bool = False) -> list[torch.Tensor]:
+        """Return the program's inputs for a request, which the handler makes if there is one. `shares`: further
+        requests are in the run. Raises CallerError or HandlerError.
         """
         values: Mapping[str, object] = request
         if self._handler is not None:
@@ -143,6 +143,9 @@ class Runner:
         self._check_sizes(tensors)
         try:
             # An export assumes contiguous inputs, and leaves out the model's own contiguous().
+            if shares and self._handler is not None:
+                # The handler may return the same tensor for the next request, with other values.
+                return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
             return [tensor.contiguous() for tensor in tensors]
         except RuntimeError as error:
             raise CallerError(f"the inputs of {self.function} cannot be copied: {error}") from error
@@ -165,8 +168,12 @@ class Runner:
                 if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
                     raise CallerError(f"inputs of {self.function} disagree on {wanted!r}: {sizes[wanted]} and {size}")
 
-    def postprocess(self, outputs: dict[str, torch.Tensor], request: NamedValues) -> dict[str, Value]:
-        """Return the answer to a request from the program's outputs. Raises CallerError or HandlerError."""
+    def postprocess(
+        self, outputs: dict[str, torch.Tensor], request: NamedValues, shares: bool = False
+    ) -> dict[str, Value]:
+        """Return the answer to a request from the program's outputs. `shares`: as for `preprocess`. Raises CallerError
+        or HandlerError.
+        """
         if self._handler is None:
             return dict(outputs)
         with self._handling:
@@ -175,7 +182,15 @@ class Runner:
             if spec.datatype == BYTES and len(spec.shape) == 2 and values.get(spec.name) == []:
                 values[spec.name] = NoRows(width if isinstance(width := spec.shape[1], int) else 0)
         check_handler_outputs(values, self._handler_outputs)
+        if shares:
+            values = {name: self._copy(value) for name, value in values.items()}
         return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
+
+    def _copy(self, value: Value) -> Value:
+        try:
+            return value.clone() if isinstance(value, torch.Tensor) else value
+        except RuntimeError as error:
+            raise HandlerError(f"an output of {self.function} cannot be copied: {error}") from error
 
     def run(self, requests: list[list[torch.Tensor]]) -> list[ProgramOutcome]:
         """Run requests that fit together. If the batch fails and one request may be the cause, run each separately, so
@@ -183,12 +198,19 @@ class Runner:
         """
         if len(requests) == 1:
             return [_attempt(self._run_once, requests[0])]
-        outputs = _attempt(self._run_once, _joined(requests))
+        outputs = _attempt(self._run_joined, requests)
         if isinstance(outputs, Failure):
             if outputs.error not in ONE_REQUEST_ERRORS:
                 return [outputs] * len(requests)
             return [_attempt(self._run_once, item) for item in requests]
         return _split_by_request(outputs, requests)
+
+    def _run_joined(self, requests: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+        try:
+            inputs = _joined(requests)
+        except OPERATOR_ERRORS as error:
+            raise CallerError(f"{len(requests)} requests to {self.function} cannot be joined: {error}") from error
+        return self._run_once(inputs)
 
     def _run_once(self, inputs: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
@@ -222,10 +244,11 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
 
     Requests whose inputs fit together run as one batch, also those of different functions that can share a run.
     """
+    shares = len(requests) > 1
     with torch.inference_mode():
         ready: list[_Ready | Failure] = []
         for runner, request in requests:
-            inputs = _attempt(runner.preprocess, request)
+            inputs = _attempt(runner.preprocess, request, shares)
             ready.append(inputs if isinstance(inputs, Failure) else _Ready(runner, inputs))
         outputs: list[ProgramOutcome] = [
             item if isinstance(item, Failure) else Failure("WorkerError", "was not run") for item in ready
@@ -235,7 +258,7 @@ def answer(requests: Sequence[tuple[Runner, NamedValues]]) -> list[Outcome]:
             for index, outcome in zip(group, _run_group(together), strict=True):
                 outputs[index] = outcome
         return [
-            item if isinstance(item, Failure) else _attempt(runner.postprocess, item, request)
+            item if isinstance(item, Failure) else _attempt(runner.postprocess, item, request, shares)
             for item, (runner, request) in zip(outputs, requests, strict=True)
         ]
 
@@ -261,11 +284,11 @@ def _run_together(sections: list[list[_Ready]]) -> list[ProgramOutcome] | None:
     if split is None:
         return None
     requests = [[item.inputs for item in section] for section in sections]
-    batches = [FunctionBatch(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
     may_share = runners[0].may_share
-    if may_share is not None and not may_share(_joined_shapes(batches)):
-        return None
     try:
+        batches = [FunctionBatch(runner.weights, _joined(each)) for runner, each in zip(runners, requests, strict=True)]
+        if may_share is not None and not may_share(_joined_shapes(batches)):
+            return None
         outputs_by_function = split.run(batches)
     except OPERATOR_ERRORS as error:
         raise CallerError(f"a run of {len(runners)} functions failed: {error}") from error

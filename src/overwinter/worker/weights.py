@@ -35,16 +35,18 @@ class MappedBlock:
         self._buffer = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(self._buffer, unmap, address, nbytes).atexit = False
         self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
+        self.newer: MappedBlock | None = None
+        """The mapping of the same block that was sent again. It lasts as long as this one."""
 
     def tensor(self, weight: Weight, offset: int) -> torch.Tensor:
         """Return the weight as a tensor with a separate storage that ends where the weight ends.
 
         Functions with the weight at the same position share it.
         """
-        found = self._tensors.get((weight, offset))
-        if found is None:
-            found = self._tensors[weight, offset] = self._view(weight, offset)
-        return found
+        key = weight, offset
+        found = self._tensors.get(key)
+        # Two binds may make it at the same time: both get the first.
+        return self._tensors.setdefault(key, self._view(weight, offset)) if found is None else found
 
     def content(self) -> torch.Tensor:
         """Return all bytes of the block."""
@@ -78,10 +80,14 @@ class Blocks:
             return self._mapped.get(address) or StoreError(
                 f"a block of {nbytes} bytes that was sent for an earlier function is not mapped any more"
             )
+        former = self._mapped.get(address)
         try:
             block = self._mapped[address] = MappedBlock(fd, nbytes)
         except StoreError as error:
             return error
+        if former is not None:
+            # The node sends a block that any function has only if its file was dropped.
+            former.newer = block
         return block
 
 
