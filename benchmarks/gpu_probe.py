@@ -5,8 +5,8 @@
 * the start of a process up to its first answer on the GPU, alone and forked from a process that has imported PyTorch,
   and the memory that its context takes;
 * transfers from the host, 64 KiB to 256 MiB, from a file in memory that is registered in place, from pinned and from
-  pageable memory, and the elbow of each;
-* the time to register memory, which of its flags this system accepts, and whether the transfer blocks its caller;
+  pageable memory, the elbow of each, and how long each transfer blocks its caller;
+* the time to register memory, and which flags of cudaHostRegister this system accepts;
 * a storage for each block in one arena, and its bounds;
 * for each model, one request on the GPU: eager PyTorch, the program, and a CUDA graph of the program, with the
   microseconds that each call takes to start.
@@ -144,7 +144,9 @@ def register(content: torch.Tensor, flags: int) -> int:
 
 
 def measure_registration() -> tuple[int | None, dict[str, float]]:
-    """Try the flags on memory that is mapped read-only, and measure the best; return these, None if all fail."""
+    """Try the flags on memory that is mapped read-only, and measure registration with the best ones, or of writable
+    memory if none is accepted. Return the best flags (None if none is accepted) and the figures.
+    """
     print("\nregistering memory that is mapped read-only")
     best: int | None = None
     for name, flags in FLAGS.items():

@@ -19,9 +19,9 @@ MEASURED = {
     "p90 index of dispersion": 1.5,
     "p1 change between minutes": -0.26,
     "p99 change between minutes": 0.63,
-    "p99 second over the last 30": 1.40,
-    "p99.9 second over the last 30": 2.10,
-    "greatest second over the last 30": 3.4,
+    "p99 second relative to the 30 before": 1.40,
+    "p99.9 second relative to the 30 before": 2.10,
+    "greatest second relative to the 30 before": 3.4,
 }
 
 
@@ -59,9 +59,9 @@ def statistics_of(counts: list[int]) -> dict[str, float]:
         "p90 index of dispersion": statistics.quantiles(dispersion, n=10)[-1],
         "p1 change between minutes": changes[0],
         "p99 change between minutes": changes[-1],
-        "p99 second over the last 30": seconds[989],
-        "p99.9 second over the last 30": seconds[998],
-        "greatest second over the last 30": max(over),
+        "p99 second relative to the 30 before": seconds[989],
+        "p99.9 second relative to the 30 before": seconds[998],
+        "greatest second relative to the 30 before": max(over),
     }
 
 

@@ -165,8 +165,8 @@ class Access:
         return grant
 
     def _acting_for(self, grant: _Grant, name: str) -> Caller:
-        """Return an administrator's rights for another tenant. For any other token the result does not depend on
-        whether the tenant exists.
+        """Return the caller that acts for another tenant, which only a token with the scope `admin` may. For any other
+        token the error does not depend on whether the tenant exists.
         """
         mine = grant.caller
         if "admin" not in mine.scopes:

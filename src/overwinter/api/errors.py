@@ -63,8 +63,8 @@ def _no_operation(scope: Scope) -> Response:
 
 
 def error_response(error: Exception, caller: Caller | None = None) -> Response:
-    """Return `{"error": text}` with the caller's names, the status of the error's class, and `Retry-After` if the error
-    gives a time to wait or is an OverloadedError.
+    """Return `{"error": text}`, with the names in the text as the caller knows them, the status of the error's class,
+    and `Retry-After` if the error gives a time to wait or is an OverloadedError.
     """
     if not isinstance(error, OverwinterError):
         return json_response({"error": f"internal error ({type(error).__name__}); see the node's log"}, 500)

@@ -64,9 +64,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     concurrency: int = 1
     """The most concurrent runs of one worker."""
     late: Literal["serve", "refuse"] = "serve"
-    """What happens to a request that can no longer meet the SLO: `serve` answers it as soon as possible, `refuse`
-    refuses it before a run, so that later requests can meet theirs. Workers still answer all if no configuration meets
-    the SLO, and the newest if a wake and a run take longer than the SLO.
+    """What happens to a request that can no longer meet the SLO: `serve` answers it, usually after those that can be in
+    time; `refuse` refuses it before a run, so that later requests can meet theirs. Workers still answer all if no
+    configuration meets the SLO, and the newest if a wake and a run take longer than the SLO.
     """
     pinned: bool = False
     """Whether its blocks stay in the host store while it is deployed and loaded."""

@@ -1,8 +1,8 @@
 """Represents the sizes of an exported graph's tensors as data that can be evaluated without symbolic algebra.
 
-`torch.export` describes sizes by sympy expressions over symbols. Here they become sums of terms over named dimensions.
-They are exact where the size is a polynomial. Otherwise rounding is left out, and an expression that is still not a
-polynomial is evaluated at the largest sizes, each at most `_LARGE`.
+`torch.export` describes sizes by sympy expressions over symbols. Here the bytes of a tensor become a sum of terms over
+named dimensions. The sum is exact where the bytes are a polynomial. Otherwise rounding is left out, and an expression
+that is still not a polynomial is evaluated at the largest sizes, each at most `_LARGE`.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ class Sizes:
         return tuple(self._as_text(size) for size in sizes_of(tensor))
 
     def row_major_shape(self, tensor: torch.Tensor) -> tuple[int | str, ...] | None:
-        """Return the shape of a tensor whose elements lie in row-major order, without gaps, if each size is fixed or a
-        dimension; otherwise None.
+        """Return the shape of a tensor whose elements lie in row-major order, without gaps, if each size is fixed or
+        one named dimension; otherwise None.
         """
         shape = self.shape(tensor)
         if any(isinstance(size, str) and size not in self.ranges for size in shape):

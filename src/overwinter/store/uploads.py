@@ -30,7 +30,7 @@ class DiskBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The most bytes that one tenant may hold, each file in whole pages; None: unlimited."""
 
     def within(self, tenant_bytes: int | None) -> Self:
-        """Return the same with a lower limit for a tenant; None: unchanged."""
+        """Return these bounds, with a tenant's limit reduced to `tenant_bytes` if that is smaller. None: unchanged."""
         if tenant_bytes is None:
             return self
         most = tenant_bytes if self.tenant_bytes is None else min(tenant_bytes, self.tenant_bytes)
@@ -94,7 +94,7 @@ class UploadSpace:
         self._nbytes = nbytes
         if (most := self._bounds.tenant_bytes) is not None:
             added = max(disk_bytes(nbytes) - self._replaced, 0)
-            # What adds nothing may also replace a damaged block of a tenant above its limit.
+            # An upload that adds no bytes is accepted even above the limit: it may repair a damaged block.
             if added > self._added and not self._totals.add(self._tenant, added - self._added, most - self._held):
                 raise limit_error(self._tenant, most)
             self._added = added

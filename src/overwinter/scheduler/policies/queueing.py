@@ -68,7 +68,7 @@ def order_late(queue: deque[RequestId], requests: Mapping[RequestId, Request], b
     """Of the requests with the level of the first, move late ones (due before `before`) behind the others, or with
     `late_first` to the front.
 
-    AsyFunc refuses them (alg. 3, lines 16-18); here they are answered, most of them when they delay no others.
+    AsyFunc refuses them (alg. 3, lines 16-18); here they are still answered, unless `late` is "refuse".
     """
     if not queue or len(queue) == 1:
         return
