@@ -1,7 +1,9 @@
 """A compromised executor that forges messages ends, and nothing else does."""
 
+import asyncio
 import ctypes
 import os
+import signal
 import socket
 
 import msgspec
@@ -27,7 +29,6 @@ FORGED = {
     "measured": ["Measured", 1 << 62, []],
     "an answer to no run": ["Answer", 1 << 40, [], 0],
     "an answer to the last run": ["Answer", "{run}", [["Failure", "CallerError", "forged"]], 0],
-    "moved bytes": ["Answer", "{run}", [["Failure", "CallerError", "forged"]], 0, -1, 1 << 63, True],
 }
 
 
@@ -62,6 +63,32 @@ def test_a_forged_message_ends_only_the_executor_that_sent_it(rig, pool, forged:
         again = await pool.start()
         await pool.run(again, function)
         assert pool.answers() == wanted
+
+    rig.run(scene())
+
+
+MOVED = {"more than the blocks have": [1 << 62], "fewer than none": [-1], "more from a peer than in all": [0, 1]}
+
+
+@pytest.mark.parametrize("moved", MOVED)
+def test_an_executor_that_forges_the_bytes_that_it_moved_is_ended(rig, pool, moved: str):
+    function = variant("minilm", 0)
+    pool.deploy(function)
+
+    async def scene() -> None:
+        executor = await pool.start()
+        await pool.run(executor, function)
+        process = pool.effects.executors._executors[executor]
+        # It does not answer the next run itself.
+        os.kill(process.pid, signal.SIGSTOP)
+        running = asyncio.create_task(pool.run(executor, function))
+        await until(lambda: process._pending_runs)
+        message = ["Answer", process.last_run, [["Failure", "CallerError", "forged"]], *MOVED[moved]]
+        with channel_of(process) as end:
+            end.send(msgspec.msgpack.encode(message))
+            await until(lambda: rig.exits(executor) or running.done())
+        assert rig.exits(executor)
+        running.cancel()
 
     rig.run(scene())
 

@@ -319,23 +319,24 @@ def channel():
 
 def preprocess(inputs, state):
     run, kind = (int(value) for value in inputs["x"][0, :2])
-    meta = lambda nbytes: ["Outputs", [["y", "UINT8", [nbytes], nbytes]]]
+    meta = lambda rows: ["Outputs", [["y", "FP32", [rows, 4], 16 * rows]]]
     forged = [
-        [["Answer", run, [["Failure", "WorkerError", "twice"]], 0]],
-        [["Answer", run + 1, [["Failure", "WorkerError", "not mine"]], 0]] * 2,
-        [["Answer", run, [meta(8)], 1 << 50]],
-        [["Answer", run, [meta(1 << 40)], 0]],
-        [["Answer", run, [meta(-64)], 0]],
-        [["Answer", run, [], 0]],
-        [["Answer", 1 << 62, [meta(8)], 0]],
+        [["Answer", run, [["Failure", "WorkerError", "twice"]]]] * 2,
+        [["Answer", run + 1, [["Failure", "WorkerError", "not mine"]]]] * 2,
+        [["Answer", run, [meta(1)], 1 << 50]],
+        [["Answer", run, [meta(1 << 36)]]],
+        [["Answer", run, [meta(-4)]]],
+        [["Answer", run, []]],
+        [["Answer", 1 << 62, [meta(1)]]],
         [["Bound", "f@1"]],
         [["BindFailed", "f@1", "WorkerError", "never"]],
-        [["Answer", run, [["Failure", "WorkerError", "bad"]], 0, 0, 0, False, float("nan")]],
-        [["Answer", run, [["Failure", "WorkerError", "bad"]], 0, 0, 0, False, -1.0]],
+        [["Answer", run, [["Failure", "WorkerError", "bad"]], 0, 0, False, float("nan")]],
+        [["Answer", run, [["Failure", "WorkerError", "bad"]], 0, 0, False, -1.0]],
     ][kind]
     for message in forged:
         channel().send(msgspec.msgpack.encode(message))
-    return inputs
+    # Its own answer would be invalid after one that was accepted.
+    time.sleep(600)
 """
 
 

@@ -118,6 +118,19 @@ def test_it_is_not_forked_while_cores_are_busy_or_right_after_a_start():
     assert world.ahead
 
 
+@pytest.mark.parametrize(("cores", "is_forked"), [(2, False), (3, True)])
+def test_it_is_forked_beside_a_run_only_if_a_further_core_is_free(cores, is_forked):
+    world = node(spec("f"), cores=cores)
+    use(world)
+    world.arrive("f")
+    world.settle_processes()
+    assert world.running
+    end = world.now + 2 * REFILL_S
+    while world.alarm is not None and world.alarm <= end:
+        world.ring()
+    assert bool(world.ahead or world.starting) == is_forked
+
+
 def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
     world = node(spec("f", keep_alive_s=0), cores=2)
     use(world)

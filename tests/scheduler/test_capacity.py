@@ -95,7 +95,6 @@ def test_functions_behind_one_whose_request_expired_do_not_wait():
     world.settle_processes()
     while world.now < 1.0:
         world.ring()
-    world.finish()
     world.settle_processes()
     assert started(world) == ["busy@1", "small@1"]
 

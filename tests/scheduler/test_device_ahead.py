@@ -84,7 +84,24 @@ def test_an_interrupted_preparation_is_repeated_when_the_device_has_been_idle_fo
     assert prepared(world) == ["g@1", "g@1"]
 
 
-def test_nothing_is_prepared_while_a_function_waits_or_for_another_tenant():
+def test_nothing_is_prepared_while_a_function_waits():
+    sizes = {"f": 500_000, "g": 400_000, "h": 400_000, "k": 1000}
+    functions = [pooled(name, size) for name, size in sizes.items()]
+    world = loaded(*functions, devices=(device(), device(1)), policy=Policy(device_binding="native"))
+    # The last waits for the device of the second.
+    for name in "fgh":
+        world.arrive(name)
+    world.ready()
+    world.ready()
+    world.finish_on_device()
+    assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "g@1"]
+    assert prepared(world) == []
+    world.finish_on_device()
+    assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "g@1", "h@1"]
+    assert prepared(world) == ["k@1"]
+
+
+def test_nothing_is_prepared_for_another_tenant():
     world = loaded(pooled("f"), pooled("g"), pooled("h", tenant="u"))
     world.arrive("f")
     world.ready()

@@ -334,9 +334,9 @@ def test_a_lost_block_releases_those_of_all_that_the_worker_had():
     assert not world.state.functions["g@1"].loaded
 
 
-def test_a_function_of_another_tenant_shares_no_worker():
+def test_a_function_of_another_family_shares_no_worker():
     world = family("f")
-    other = spec("g", 1, (("shared", 10),), family="another", tenant="u", max_workers=8)
+    other = spec("g", 1, (("shared", 10),), family="another", max_workers=8)
     world.deploy(other)
     world.arrive("g")
     world.settle()

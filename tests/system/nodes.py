@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -265,12 +266,16 @@ def asked_while_killing(
             return "signal 9" in str(error)
 
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        answers, gone = [threads.submit(answered, at) for at in range(count)], list[int]()
+        answers, gone, faults = [threads.submit(answered, at) for at in range(count)], list[int](), Counter[object]()
         for killed, pids in enumerate(kinds):
             wait_until(lambda killed=killed: sum(each.done() for each in answers) > 40 * killed + 20)
-            gone += kill_one(pid for pid in pids(node) if pid not in gone)
+            # All that are there may have been killed already.
+            found = kill_one(pid for pid in pids(node) if pid not in gone)
+            faults[pids] += len(found)
+            gone += found
         # A later request must not meet a process whose end is not known yet.
         wait_gone(gone)
+        assert all(faults[pids] for pids in kinds)
         return [each.result(60) for each in answers]
 
 

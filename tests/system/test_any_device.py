@@ -53,6 +53,7 @@ def served_while_stopped(node: NodeProcess, pids: list[int], ask: Callable[[int]
     """Stop processes until three requests are answered without them, and then wait for all answers. Return the runs
     that began in workers, and on devices, while they were stopped.
     """
+    assert pids
     before, answers = runs(node), list[concurrent.futures.Future[bool]]()
 
     def are_served() -> bool:

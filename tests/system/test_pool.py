@@ -144,6 +144,7 @@ def test_blocks_that_are_lost_are_loaded_again(shared_node):
     for block in node.store().iterdir():
         block.unlink()
     pids = executors(node)
+    assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     # A request is tried again once, and the first try is to find that the blocks are lost.

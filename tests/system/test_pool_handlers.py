@@ -323,6 +323,9 @@ def test_forged_calls_cost_only_the_worker_that_sent_them(pool: NodeProcess, for
     name, before = f"forger{list(FORGED).index(forged)}", workers(pool)
     message = f"channel().send(msgspec.msgpack.encode({FORGED[forged].replace('forger', name)}))"
     sends = f"        {message}\n" * (2 if forged == "two at once" else 1)
+    if forged != "more than the buffer":
+        # The worker's own call would be a second one at once, and be refused for that.
+        sends += "        import time\n        time.sleep(600)\n"
     if forged == "after its run":
         sends = f"        import threading\n        threading.Timer(0.3, lambda: {message}).start()\n"
     handler = SOCKET + f"def preprocess(inputs, state):\n    if inputs['x'].any():\n{sends}    return inputs\n"

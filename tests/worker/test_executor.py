@@ -131,10 +131,20 @@ def test_a_warm_up_compiles_both_forms_unless_a_message_interrupts_it(stack, com
         torch.testing.assert_close(read(slot.outputs, meta, 0), model(x)["y"])
 
 
+class Moving(VirtualDevice):
+    """A device that counts the blocks that it moves."""
+
+    moved = 0
+
+    def _move(self, moves):
+        self.moved += len(moves)
+        super()._move(moves)
+
+
 def test_blocks_that_move_for_a_sibling_are_read_where_they_are(stack):
     channel, theirs, slot = ends(stack)
     allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
-    device = stack.enter_context(closing(VirtualDevice("a", allocator)))
+    device = stack.enter_context(closing(Moving("a", allocator)))
     link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
     # The eviction of the filler leaves no three adjacent free partitions for the second head: the trunk must move.
     device.hold("filler", "ada", {"f" * 64: 2 * PARTITION_BYTES})
@@ -152,6 +162,7 @@ def test_blocks_that_move_for_a_sibling_are_read_where_they_are(stack):
     channel.send(Stop())
     own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
     Executor(Channel(theirs, ToExecutor), slot, own).work()
+    assert device.moved
     *_, answer = [channel.receive()[0] for _ in range(3)]
     metas = [outcome.metas[0] for outcome in answer.outcomes]
     for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):

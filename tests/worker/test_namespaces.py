@@ -124,8 +124,10 @@ def test_a_process_of_a_namespace_has_no_network_and_no_rights(seen):
 
 def test_all_processes_of_a_namespace_end_with_the_process_that_started_them():
     with started(STAY) as outer:
-        if outer.stdout.read(2) != b"up":
+        begun = outer.stdout.read(2)
+        if begun == b'{"':
             pytest.skip("this system gives no namespaces")
+        assert begun == b"up"
         outer.kill()
         # A process that still ran would hold the other end of the pipe.
         assert outer.stdout.read() == b""
