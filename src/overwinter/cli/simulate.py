@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from overwinter.cli.fitting import FittedTable
     from overwinter.simulation.capacity import Attempt, Capacity
     from overwinter.simulation.scenario import Scenario
-    from overwinter.telemetry.report import Figures, Report
+    from overwinter.telemetry.report import Figures, Report, RequestFigures
 
 ROWS = 20
 """The functions in the printed table; the JSON contains all."""
 TARGET = 0.98
 """The attainment that the figure marks when --capacity is not given."""
+REQUEST_TITLES = ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99")
 
 _existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _directory = click.Path(file_okay=False, path_type=Path)
@@ -195,18 +196,12 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("FUNCTION", no_wrap=True)
-    for title in ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99", "WAKES", "FROM DISK", "WORKER S"):
+    for title in (*REQUEST_TITLES, "WAKES", "FROM DISK", "WORKER S"):
         table.add_column(title, no_wrap=True, justify="right")
     for name, each in rows:
         table.add_row(
             name,
-            str(each.requests),
-            str(each.answered),
-            str(sum(each.refused.values())),
-            str(each.lost),
-            "" if each.attainment is None else f"{each.attainment:.2%}",
-            _ms_text(each.p50_ms),
-            _ms_text(each.p99_ms),
+            *_request_cells(each),
             str(sum(each.wakes.values())),
             str(each.wakes.get("disk", 0)),
             f"{each.worker_seconds:.0f}",
@@ -217,21 +212,21 @@ def _figures_table(rows: "list[tuple[str, Figures]]") -> "Table":
 def _applications_table(report: "Report") -> "FittedTable":
     from overwinter.cli.fitting import Column, FittedTable
 
-    titles = ("REQUESTS", "ANSWERED", "REFUSED", "LOST", "IN SLO", "P50", "P99")
-    rows = [
-        (
-            name,
-            str(each.requests),
-            str(each.answered),
-            str(sum(each.refused.values())),
-            str(each.lost),
-            "" if each.attainment is None else f"{each.attainment:.2%}",
-            _ms_text(each.p50_ms),
-            _ms_text(each.p99_ms),
-        )
-        for name, each in sorted(report.applications.items())
+    rows = [(name, *_request_cells(each)) for name, each in sorted(report.applications.items())]
+    return FittedTable((Column("APPLICATION", "word"), *map(Column, REQUEST_TITLES)), rows)
+
+
+def _request_cells(figures: "RequestFigures") -> list[str]:
+    """Return the cells below REQUEST_TITLES."""
+    return [
+        str(figures.requests),
+        str(figures.answered),
+        str(sum(figures.refused.values())),
+        str(figures.lost),
+        "" if figures.attainment is None else f"{figures.attainment:.2%}",
+        _ms_text(figures.p50_ms),
+        _ms_text(figures.p99_ms),
     ]
-    return FittedTable((Column("APPLICATION", "word"), *map(Column, titles)), rows)
 
 
 def _devices_table(report: "Report") -> "FittedTable":
