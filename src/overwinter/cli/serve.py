@@ -52,7 +52,7 @@ HELP = {
     "tenant_deploys_max": "Most concurrent deploys of one tenant.",
     "pipelines_max": "Most deployed pipelines; one tenant may have half of them.",
     "manifests_bytes_max": "Most bytes of the manifests of all functions; one tenant may have half.",
-    "verify_share": "Share of one core used to verify the blocks in memory. 0: only those of an earlier node run.",
+    "verify_share": "Share of one core that verifies blocks in memory. 0: only those of an earlier run of the node.",
     "disk_free_min_bytes": "Disk space to keep free. A deploy that would leave less is refused.",
     "tenant_disk_bytes": "Disk limit for the blocks of one tenant, for example 8GiB. [default: none]",
     "unneeded_keep_s": "Seconds that blocks without a function stay on disk.",

@@ -226,7 +226,7 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
     """Enter the sandbox, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
-        # It must hold before the sandbox is entered, too. The change of user there resets it, and it is set again.
+        # Until the sandbox is entered; entering it changes the user, which ends this, and sets it again.
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
