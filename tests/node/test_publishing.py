@@ -15,14 +15,15 @@ from overwinter.core.errors import ConflictError, ForbiddenError
 from overwinter.core.pipeline import Pipeline, Stage
 from overwinter.core.versions import Share
 from overwinter.model.export import export
+from overwinter.node.calls import Calls
 from overwinter.node.runs import Runs
 from tests.node.rig import AddOne, until
 
 NUMBERS = count()
 
 
-def pipeline(function: str) -> Pipeline:
-    stages = {"only": Stage(function=function, inputs={"x": "input:x"})}
+def pipeline(function: str, version: int | None = None) -> Pipeline:
+    stages = {"only": Stage(function=function, version=version, inputs={"x": "input:x"})}
     return Pipeline(name="passes", inputs=("x",), stages=stages, outputs={"y": "only:y"})
 
 
@@ -112,6 +113,27 @@ def test_changes_during_a_trial_are_considered_at_its_end(hosted, monkeypatch, w
             await changing
         assert node.versions(first.name) == [1]
         assert node.view("passes", None).state == "READY"
+
+    run(hosted, scene)
+
+
+def test_a_version_is_on_trial_before_the_scheduler_knows_it(hosted, monkeypatch):
+    async def scene(node, first, second) -> None:
+        await node.deploy(first)
+        seen, ask = [], Calls.ask
+
+        async def noted(calls, function, event):
+            view = node.view(first.name, 2)
+            seen.append((view.state, view.reason))
+            with pytest.raises(ConflictError, match="version 2 of .* is on trial"):
+                await node.deploy_pipeline(pipeline(first.name, 2), first.tenant)
+            return await ask(calls, function, event)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Calls, "ask", noted)
+            await node.deploy(second)
+        assert seen == [("LOADING", "on trial")]
+        assert node.view(first.name, 2).state == "READY"
 
     run(hosted, scene)
 

@@ -13,7 +13,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.profiling.measuring import least_rows
-from overwinter.worker.handler import Code, Handler
+from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner
 from overwinter.worker.values import encode_outputs
@@ -310,13 +310,40 @@ def preprocess(inputs, state):
 """
 
 
-@pytest.mark.parametrize("text", ["return self.text", "raise self", "return 3"])
+FORMATTED = "return type('T', (str,), {'__format__': None})('x')"
+
+
+@pytest.mark.parametrize("text", ["return self.text", "raise self", "return 3", FORMATTED])
 def test_an_error_without_a_text_fails_its_own_request_only(text):
     good, bad = sums(ODD.format(text=text)).answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
     assert good["y"].tolist() == [[3.0]]
     assert bad.error == "HandlerError"
     assert "Odd" in bad.message
     assert "raise Odd" in bad.message
+
+
+def copied_bytes(monkeypatch, source) -> int:
+    """Return the bytes that a shared run of two requests copies for a handler."""
+    copied = []
+    runner, clone = sums(source), torch.Tensor.clone
+    monkeypatch.setattr(torch.Tensor, "clone", lambda self, **how: copied.append(self.nbytes) or clone(self, **how))
+    answers = runner.answer([{"x": torch.ones(1, 3)}, {"x": torch.ones(1, 3)}])
+    assert len(answers) == 2
+    return sum(copied)
+
+
+HALVES = {
+    "preprocess": ("def preprocess(inputs, state): return inputs", 2 * 12),
+    "postprocess": ("def postprocess(outputs, inputs, state): return outputs", 2 * 4),
+    "neither": ("", 0),
+    "too large": ("def postprocess(outputs, inputs, state): return {'y': outputs['y'].expand(1 << 31)}", 0),
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_shared_run_copies_only_what_a_handler_makes_and_may_send(monkeypatch, half):
+    source, nbytes = HALVES[half]
+    assert copied_bytes(monkeypatch, source) == nbytes
 
 
 def test_requests_that_cannot_be_joined_run_alone(monkeypatch):
@@ -359,6 +386,35 @@ class Q(msgspec.Struct):
 def setup(assets): return msgspec.json.decode(b'{"a": [{"b": 1}]}', type=R)
 """,
 }
+
+
+def test_a_handler_may_change_its_name():
+    gc.collect()
+    before = set(sys.modules)
+    handler = Handler(Code("__name__ = 'json'"), {})
+    del handler
+    with pytest.raises(HandlerError, match="mine"):
+        Handler(Code("__name__ = 'json'; raise OSError('mine')"), {})
+    gc.collect()
+    assert set(sys.modules) == before
+
+
+def test_an_asset_that_two_binds_read_at_the_same_time_is_kept_once():
+    assets, barrier = Assets(), threading.Barrier(8, timeout=10)
+
+    def make() -> object:
+        barrier.wait()
+        return object()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for number in range(200):
+                read = [threads.submit(assets.read, "a", str(number), make) for _ in range(8)]
+                assert len({each.result() for each in read}) == 1
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -286,7 +286,7 @@ class Client:
         """Register a pipeline of deployed functions; it replaces a pipeline of that name.
 
         Raises NotFoundError for an unknown function, CallerError where tensors do not fit, ConflictError when a
-        function has the name, NoSpaceError at a limit.
+        function has the name or a version is on trial, NoSpaceError at a limit.
         """
         response = self._send("POST", "/overwinter/v1/pipelines", content=msgspec.json.encode(pipeline))
         return _json(response, RegisteredVersion)

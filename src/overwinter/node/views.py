@@ -98,12 +98,12 @@ class DeployedView:
     @property
     def state(self) -> Availability:
         """READY: a request would be answered, even if the function is asleep."""
-        return _availability(self._known())
+        return _availability(self._function, self._known())
 
     @property
     def reason(self) -> str:
         """Why it is not READY; empty otherwise."""
-        return _reason(self._known())
+        return _reason(self._function, self._known())
 
     def info(self, whole: bool = False, /) -> FunctionInfo:
         """Its full description; `whole`: with its family, which may be large."""
@@ -116,8 +116,8 @@ class DeployedView:
             tenant=self.tenant,
             traffic=versions.percent(self.version),
             promoted=bool(versions.shares),
-            state=_availability(known),
-            reason=_reason(known),
+            state=_availability(self._function, known),
+            reason=_reason(self._function, known),
             platform=self.platform,
             inputs=self.inputs,
             outputs=self.outputs,
@@ -138,12 +138,13 @@ class DeployedView:
         )
 
 
-def _availability(known: FunctionSnapshot | None) -> Availability:
-    if known is not None and known.on_trial:
+def _availability(function: DeployedFunction, known: FunctionSnapshot | None) -> Availability:
+    # While its parts on the pool are tried, the scheduler does not know the function yet.
+    if function.on_trial if known is None else known.on_trial:
         return "LOADING"
     return "UNAVAILABLE" if known is None or known.state == "unloaded" or known.fault else "READY"
 
 
-def _reason(known: FunctionSnapshot | None) -> str:
+def _reason(function: DeployedFunction, known: FunctionSnapshot | None) -> str:
     fault = "" if known is None else known.fault
-    return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[_availability(known)]
+    return {"READY": "", "LOADING": "on trial", "UNAVAILABLE": fault or "unloaded"}[_availability(function, known)]

@@ -5,6 +5,7 @@ of tasks (`tasks/`) on its own machine.
 import inspect
 import linecache
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
@@ -41,14 +42,19 @@ class Code:
         """Execute the code in a new module, and return it. The caller removes it from `sys.modules`."""
         module = ModuleType("handler")
         # Dataclasses and others look up the module of a class by its name.
-        module.__name__ = f"handler_{id(module):x}"
-        sys.modules[module.__name__] = module
+        name = module.__name__ = _registered_name(module)
+        sys.modules[name] = module
         try:
             exec(self._code, module.__dict__)
         except BaseException:
-            del sys.modules[module.__name__]
+            sys.modules.pop(name, None)
             raise
         return module
+
+
+def _registered_name(module: ModuleType) -> str:
+    """Return the module's name in `sys.modules`. Its code may change `__name__`."""
+    return f"handler_{id(module):x}"
 
 
 class Asset:
@@ -67,12 +73,17 @@ class Assets:
 
     def __init__(self) -> None:
         self._read: WeakValueDictionary[tuple[str, Address], Asset] = WeakValueDictionary()
+        self._lock = threading.Lock()
 
     def read(self, name: str, address: Address, make: Callable[[], object]) -> Asset:
         """Return the earlier result for this file, or that of `make`."""
         found = self._read.get((name, address))
-        # Two binds may make it at the same time: both get the first.
-        return self._read.setdefault((name, address), Asset(make())) if found is None else found
+        if found is None:
+            made = Asset(make())
+            # Two binds may make it at the same time: both get the first.
+            with self._lock:
+                found = self._read.setdefault((name, address), made)
+        return found
 
 
 def unshared(name: str, make: Callable[[], object]) -> Asset:
@@ -95,7 +106,7 @@ class Handler:
             module = code.execute()
         except FAILURES as error:
             raise _not_set_up(error) from error
-        weakref.finalize(self, sys.modules.pop, module.__name__, None).atexit = False
+        weakref.finalize(self, sys.modules.pop, _registered_name(module), None).atexit = False
         reader = _step(module, "read_asset", ("name", "data"))
         try:
             given: dict[str, object] = dict(assets)
@@ -108,6 +119,16 @@ class Handler:
             raise _not_set_up(error) from error
         self._preprocess = _step(module, "preprocess", ("inputs", "state"))
         self._postprocess = _step(module, "postprocess", ("outputs", "inputs", "state"))
+
+    @property
+    def makes_inputs(self) -> bool:
+        """Whether its code makes the program's inputs."""
+        return self._preprocess is not None
+
+    @property
+    def makes_answers(self) -> bool:
+        """Whether its code makes the answers."""
+        return self._postprocess is not None
 
     def preprocess(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
         """Return the program's inputs by name. Raises HandlerError if the code fails (with the author's line) or
@@ -197,7 +218,8 @@ def _error_text(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """Return the text of an error, which code of the author may make."""
     try:
-        return str(error)
+        # Joined, so that it is a plain string: `str` returns one of a class of the author as it is.
+        return "".join([str(error)])
     except FAILURES:
         return "(its text could not be made)"
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from overwinter.core.errors import ActivationsError, CallerError, HandlerError, OverwinterError
-from overwinter.core.tensor import BYTES, TensorSpec
+from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, TensorSpec
 from overwinter.model.compile import compile_program, value_checks
 from overwinter.model.declared_outputs import DeclaredOutputs
 from overwinter.model.program import Program, decode_program
@@ -143,7 +143,7 @@ class Runner:
         self._check_sizes(tensors)
         try:
             # An export assumes contiguous inputs, and leaves out the model's own contiguous().
-            if shares and self._handler is not None:
+            if shares and self._handler is not None and self._handler.makes_inputs:
                 # The handler may return the same tensor for the next request, with other values.
                 return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
             return [tensor.contiguous() for tensor in tensors]
@@ -182,13 +182,16 @@ class Runner:
             if spec.datatype == BYTES and len(spec.shape) == 2 and values.get(spec.name) == []:
                 values[spec.name] = NoRows(width if isinstance(width := spec.shape[1], int) else 0)
         check_handler_outputs(values, self._handler_outputs)
-        if shares:
+        if shares and self._handler.makes_answers:
             values = {name: self._copy(value) for name, value in values.items()}
         return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
 
     def _copy(self, value: Value) -> Value:
+        # A larger one is refused when it is to be sent. As an expanded one it may have little memory.
+        if not isinstance(value, torch.Tensor) or value.nbytes > ANSWER_BYTES_MAX:
+            return value
         try:
-            return value.clone() if isinstance(value, torch.Tensor) else value
+            return value.clone()
         except RuntimeError as error:
             raise HandlerError(f"an output of {self.function} cannot be copied: {error}") from error
 

@@ -1,7 +1,8 @@
 """Maps blocks of the host store read-only, and creates tensors that view the weights in them.
 
 A process maps a block once for all functions, unless the node sends it again. The block stays mapped as long as it or a
-tensor in it is in use: by a run, by a bound function, or by a handler that keeps outputs of a program.
+tensor in it is in use: by a run, by a bound function, or by a handler that keeps outputs of a program. The mapping of
+the file that was sent last also stays mapped as long as an earlier one does.
 """
 
 import ctypes
@@ -35,8 +36,8 @@ class MappedBlock:
         self._buffer = (ctypes.c_char * nbytes).from_address(address)
         weakref.finalize(self._buffer, unmap, address, nbytes).atexit = False
         self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
-        self.newer: MappedBlock | None = None
-        """The mapping of the same block that was sent again. It lasts as long as this one."""
+        self.newest: Newest | None = None
+        """Keeps the mapping of the same block that was sent last; None: it is this one."""
 
     def tensor(self, weight: Weight, offset: int) -> torch.Tensor:
         """Return the weight as a tensor with a separate storage that ends where the weight ends.
@@ -61,11 +62,19 @@ class MappedBlock:
         return shaped(flat, weight)
 
 
+class Newest:
+    """The mapping of a block that was sent last. All earlier ones of the block keep it."""
+
+    def __init__(self, block: MappedBlock) -> None:
+        self.block = block
+
+
 class Blocks:
     """The mapped blocks of a worker or an executor, by address, as long as they are in use."""
 
     def __init__(self) -> None:
         self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
+        self._newest: weakref.WeakValueDictionary[Address, Newest] = weakref.WeakValueDictionary()
 
     def take(self, blocks: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
         """Return these blocks. `handed`: the descriptors of those that were sent, by index in `blocks`; the others are
@@ -87,7 +96,10 @@ class Blocks:
             return error
         if former is not None:
             # The node sends a block that any function has only if its file was dropped.
-            former.newer = block
+            newest = self._newest.get(address) or Newest(block)
+            # They share it, so that a mapping between the first and the last ends with its functions.
+            self._newest[address] = former.newest = newest
+            newest.block = block
         return block
 
 
