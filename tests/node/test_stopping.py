@@ -59,7 +59,7 @@ class Scene:
 REFUSED = {
     11: "a worker could not be forked: the node is stopping",
     12: f"the executor of {DEVICE.name} could not be forked: the node is stopping",
-    13: "default has no zygote",
+    13: "no process can be forked ahead: default has no zygote, or the node is stopping",
 }
 
 

@@ -51,7 +51,7 @@ class AheadProcesses:
         """
         tenant = function.family.tenant
         if self._forker.forks.closing or tenant not in self._forker.zygotes.tenants:
-            raise WorkerError(f"{tenant} has no zygote")
+            raise WorkerError(f"no process can be forked ahead: {tenant} has no zygote, or the node is stopping")
         try:
             process = WorkerProcess(worker, function, function.load_message(bare=True), listener, self._files)
         except OSError as error:
@@ -117,7 +117,9 @@ class AheadProcesses:
         bind: Bind | None,
         fds: Sequence[int],
     ) -> WorkerProcess | None:
-        """Use a process forked ahead for a worker; if that is impossible, end the process and return None."""
+        """Make the process forked ahead with the id `worker` the worker that `order` requests, and return it. None:
+        there is no such process, or it could not be used and is killed.
+        """
         process = None if worker is None else self.workers.get(worker)
         if worker is None or process is None:
             return None
