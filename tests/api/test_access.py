@@ -329,9 +329,39 @@ def test_a_token_file_that_cannot_be_read_admits_no_request(
     answers = [http.get("/v2", headers=each) for each in (headers, headers, {})]
     assert [answer.status_code for answer in answers] == [500] * 3
     assert str(tmp_path) not in answers[0].text
+    assert "the node's log says why" in answers[0].text
     [record] = caplog.records
     assert str(tmp_path / FILE) in record.message
     (tmp_path / FILE).write_bytes(kept)
     assert http.get("/v2", headers=headers).status_code == 200
     (tmp_path / FILE).unlink()
     assert [http.get("/v2", headers=each).status_code for each in (headers, {})] == [401, 401]
+
+
+def test_tokens_are_valid_again_when_the_file_of_before_comes_back(
+    served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client
+) -> None:
+    """An editor's backup that is moved back has the inode, time and size of before."""
+    headers = bearer(made(tokens, "default"))
+    assert http.get("/v2", headers=headers).status_code == 200
+    kept = (tmp_path / FILE).rename(tmp_path / "kept")
+    (tmp_path / FILE).write_text("{")
+    assert http.get("/v2", headers=headers).status_code == 500
+    kept.rename(tmp_path / FILE)
+    assert [http.get("/v2", headers=headers).status_code for _ in range(2)] == [200, 200]
+
+
+def test_a_token_file_whose_state_cannot_be_read_admits_no_request_and_only_the_log_says_why(
+    served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = bearer(made(tokens, "default"))
+    assert http.get("/v2", headers=headers).status_code == 200
+    kept = (tmp_path / FILE).rename(tmp_path / "kept")
+    (tmp_path / FILE).symlink_to(FILE)
+    answers = [http.get("/v2", headers=each) for each in (headers, {})]
+    assert [answer.status_code for answer in answers] == [500] * 2
+    assert not [answer.text for answer in answers if str(tmp_path) in answer.text]
+    [record] = caplog.records
+    assert str(tmp_path / FILE) in record.message
+    kept.rename(tmp_path / FILE)
+    assert http.get("/v2", headers=headers).status_code == 200

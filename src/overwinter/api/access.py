@@ -36,9 +36,9 @@ CALLER = "overwinter.caller"
 GRANTS_MAX = 4096
 """The most header values that are cached: one token can be written in many ways."""
 INVALID = "this token is not valid: it was revoked, is of another node, or was not sent as Authorization: Bearer TOKEN"
-UNREADABLE = (
-    "this node cannot read its tokens and refuses all requests: `overwinter token list` on its machine says why"
-)
+UNREADABLE = "this node cannot read its tokens and refuses all requests until it can: the node's log says why"
+UNREAD = object()
+"""The version of the token file while its content is not known: no version of a file equals it."""
 ABSENT = (
     "this node requires a token: send Authorization: Bearer TOKEN (--token or OVERWINTER_TOKEN on the command line)"
 )
@@ -86,7 +86,7 @@ class Access:
         self.anonymous = Caller(node)
         """The caller of requests that need no token."""
         self._known: KnownTokens = NO_TOKENS
-        self._version: object = None
+        self._version: object = UNREAD
         self._required = False
         self._grants: dict[bytes, _Grant] = {}
         """The rights by the Authorization header, because hashing a token takes longer than the rest of the check."""
@@ -129,18 +129,22 @@ class Access:
         self._audit.add(record, clock.now())
 
     def _reload(self) -> None:
-        """Read the file again if it was replaced."""
-        if self._file is None or (version := self._file.version()) == self._version:
+        """Read the file again if it was replaced, or could not be read the last time. Raises StoreError."""
+        if self._file is None:
             return
-        # Forget the old tokens first: they must not be valid even if reading the new file fails.
-        self._grants.clear()
-        self._known = NO_TOKENS
-        # `version` is older than the content that is read now: if the file changes meanwhile, it is read again.
         try:
+            # `version` is older than the content that is read below: if the file changes meanwhile, it is read again.
+            if (version := self._file.version()) == self._version:
+                return
+            # Forget the old tokens first: they must not be valid even if reading the new file fails.
+            self._grants.clear()
+            self._known = NO_TOKENS
+            # If reading fails, the old file may come back with its old version, and must be read again.
+            self._version = UNREAD
             self._known = self._file.read()
         except StoreError as error:
             # The caller is not authenticated, so only the log gets the reason.
-            self._unreadable.log(None, f"{UNREADABLE}: {error}")
+            self._unreadable.log(None, f"cannot read the tokens, so all requests are refused: {error}")
             raise StoreError(UNREADABLE) from error
         self._version = version
         # Once tokens are required, removing the file does not make the node open.
