@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from overwinter.api import audit
-from overwinter.api.audit import FILE, RECORDS_PER_S, Audit, AuditRecord
+from overwinter.api.audit import FILE, RECORDS_PER_S, UPLOADS_PER_S, Audit, AuditRecord
 
 
-def record(tenant: str, path: str = "/x") -> AuditRecord:
-    return AuditRecord(at="now", by="1", tenant=tenant, method="DELETE", path=path, status=200)
+def record(tenant: str, path: str = "/x", method: str = "DELETE") -> AuditRecord:
+    return AuditRecord(at="now", by="1", tenant=tenant, method=method, path=path, status=200)
 
 
 def records(root: Path) -> list[dict]:
@@ -26,6 +26,16 @@ def test_a_tenant_that_writes_too_much_hides_no_records_of_others(tmp_path: Path
     kept.add(record("noisy", "/z"), 12.0)
     most = int(RECORDS_PER_S)
     assert [each["tenant"] for each in records(tmp_path)] == ["noisy"] * most + ["quiet", "noisy"]
+    assert records(tmp_path)[-1]["left_out"] == 500 - most
+
+
+def test_a_deploy_of_many_blocks_does_not_hide_its_own_record(tmp_path: Path) -> None:
+    kept = Audit(tmp_path, print)
+    for number in range(500):
+        kept.add(record("a", f"/overwinter/v1/blocks/{number:064x}", "PUT"), 10.0)
+    kept.add(record("a", "/overwinter/v1/functions", "POST"), 10.0)
+    most = int(UPLOADS_PER_S)
+    assert [each["method"] for each in records(tmp_path)] == ["PUT"] * most + ["POST"]
     assert records(tmp_path)[-1]["left_out"] == 500 - most
 
 

@@ -6,8 +6,9 @@ Examples are 401, 429, a header that names another tenant, and 503 if the node s
 progress.
 
 A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write RECORDS_PER_S records
-per second, so that one tenant cannot displace the records of others in less than ten minutes. Its next record says how
-many were left out.
+per second, and UPLOADS_PER_S of its uploads of blocks, so that one tenant cannot displace the records of others in less
+than ten minutes. Its next record says how many were left out. Uploads have a rate of their own, because a deploy sends
+many blocks: its own record follows them, and would be left out.
 """
 
 import os
@@ -26,14 +27,17 @@ from overwinter.store.disk import OPEN_FLAGS, give_to_owner
 FILE = "audit.jsonl"
 BYTES_MAX = 16 << 20
 RECORDS_PER_S = 20.0
+UPLOADS_PER_S = 2.0
+UPLOADS = "/overwinter/v1/blocks/"
+"""The beginning of the path of an upload."""
 PATH_MAX = 512
 """The most characters of a path; the rest is left out. A path with characters that take several bytes in JSON may be
 cut shorter.
 """
 ESCAPED_BYTES = 6
 """The bytes of an escaped character."""
-TENANTS_MAX = 10_000
-"""The most tenants whose rates are kept."""
+RATES_MAX = 20_000
+"""The most rates that are kept: two for each tenant."""
 
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,17 +72,20 @@ class Audit:
         """`data`: the data directory; `log`: receives a message when records can no longer be written."""
         self._path = data / FILE
         self._log = log
-        self._rates: dict[TenantId, Rate] = {}
+        self._rates: dict[tuple[TenantId, bool], Rate] = {}
+        """The rates by tenant, and by whether they are for uploads."""
         self._left_out: Counter[TenantId] = Counter()
         self._failing = False
 
     def add(self, record: AuditRecord, now: float) -> None:
         """Write a record, unless its tenant exceeds its rate; `now` is the time of any monotonic clock."""
         tenant = record.tenant
-        if len(self._rates) > TENANTS_MAX:
+        is_upload = record.method == "PUT" and record.path.startswith(UPLOADS)
+        if len(self._rates) > RATES_MAX:
             # The number of tenants is not bounded, because an administrator may act for any name.
             self._rates.clear()
-        if self._rates.setdefault(tenant, Rate(RECORDS_PER_S)).take(now):
+        rate = self._rates.setdefault((tenant, is_upload), Rate(UPLOADS_PER_S if is_upload else RECORDS_PER_S))
+        if rate.take(now):
             self._left_out[tenant] += 1
             return
         left_out = self._left_out.pop(tenant, 0)
