@@ -131,7 +131,8 @@ class InferenceApi:
     async def infer(self, request: Request) -> Response:
         """Run a function on the body's tensors."""
         name, version = function_of(request)
-        view = request.caller.node.view(name, version)
+        # The body of a request for an unknown function is not read.
+        request.caller.node.view(name, version)
         head_bytes = head_length(request)
         if head_bytes is not None and head_bytes > self._limits.json_bytes_max:
             raise TooLargeError(
@@ -139,12 +140,16 @@ class InferenceApi:
                 "send large tensors as binary"
             )
         body = await request.body(self._json if head_bytes is None else self._binary)
-        if head_bytes == 0:
-            inference = Inference([raw_input(body, view.inputs)], binary=True)
-        else:
+        inference = None
+        if head_bytes != 0:
             if head_bytes is not None:
                 request.reservation.grow(head_bytes * JSON_COST)
             inference = await request.run(decode_request(body, head_bytes, self._limits.elements_max))
+        # Another version may have become the default meanwhile. Nothing is awaited from here until the scheduler
+        # chooses the version, so it is the one whose declaration is checked.
+        view = request.caller.node.view(name, version)
+        if inference is None:
+            inference = Inference([raw_input(body, view.inputs)], binary=True)
         check_inputs(inference.inputs, view.inputs)
         check_outputs(inference.wanted, inference.binary, view.outputs)
         call = Call(
