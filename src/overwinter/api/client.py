@@ -14,6 +14,7 @@ import msgspec
 
 from overwinter.api.arrays import ArrayLike, from_tensor, to_tensor
 from overwinter.api.binary import HEAD_LENGTH, decode_reply, encode_request
+from overwinter.api.identity import authorization, checked_tenant
 from overwinter.core.errors import (
     CallerError,
     ConflictError,
@@ -96,16 +97,15 @@ class Client:
         """`timeout_s` bounds each wait for the node; an `infer` with its own timeout waits GRACE_S longer than that
         instead. Functions are deployed, loaded, unloaded, measured and removed for `tenant`; such calls raise
         ForbiddenError for functions of another tenant, or NotFoundError with a `token`. With a token, "default" means
-        the token's tenant; another tenant needs the scope `admin`. Raises CallerError for an invalid address or token.
+        the token's tenant; another tenant needs the scope `admin`. An empty token is none. Raises CallerError for an
+        invalid address, token or tenant.
         """
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise CallerError("a token is printable ASCII; this one is not")
         try:
             httpx.URL(url).raw_host.decode("ascii").encode("idna")
         except (httpx.InvalidURL, UnicodeError) as error:
             raise CallerError(f"{url!r} is not an address, such as http://[::1]:8000: {error}") from error
-        self._url, self.tenant, self._timeout_s = url, tenant, timeout_s
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._url, self.tenant, self._timeout_s = url, checked_tenant(tenant), timeout_s
+        headers = authorization(token)
         # The environment's proxies are not for a node, which is usually local. Reading certificates takes 40 ms.
         tls = not url.lower().startswith("http:")
         self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, headers=headers, verify=tls)
@@ -113,9 +113,9 @@ class Client:
         """How the last successful call of `infer` was answered."""
 
     def for_tenant(self, tenant: str) -> Self:
-        """Return a client for another tenant that uses the same connections."""
+        """Return a client for another tenant that uses the same connections. Raises CallerError for an invalid name."""
         other = copy(self)
-        other.tenant = tenant
+        other.tenant = checked_tenant(tenant)
         return other
 
     def __enter__(self) -> Self:

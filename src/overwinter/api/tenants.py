@@ -10,7 +10,7 @@ import re
 from overwinter.api.access import DEFAULT, TENANT
 from overwinter.api.exchange import Request
 from overwinter.core.errors import CallerError, ForbiddenError
-from overwinter.core.ids import NAME_PATTERN, FunctionName, TenantId
+from overwinter.core.ids import NAME_PATTERN, NAME_RULE, FunctionName, TenantId
 
 HEADER = TENANT.decode()
 
@@ -27,8 +27,7 @@ def tenant_of(request: Request) -> TenantId:
     if tenant is None:
         return DEFAULT
     if not _is_name(tenant):
-        allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
-        raise CallerError(f"{tenant[:80]!r} is not a valid tenant name: {allowed}")
+        raise CallerError(f"{tenant[:80]!r} is not a valid tenant name: {NAME_RULE}")
     return TenantId(tenant)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from overwinter.core.ids import NAME_PATTERN
+from overwinter.core.ids import NAME_PATTERN, NAME_RULE
 
 if TYPE_CHECKING:
     from overwinter.api.client import Client
@@ -124,8 +124,7 @@ def connect(url: str, timeout_s: float = 75.0, tenant: str = "default") -> "Clie
 def checked_name(option: str, text: str) -> str:
     """Return `text` if it is a valid name; raise a usage error otherwise."""
     if not re.search(NAME_PATTERN, text):
-        allowed = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
-        raise click.UsageError(f"{option} {text!r} is not a valid name: {allowed}")
+        raise click.UsageError(f"{option} {text!r} is not a valid name: {NAME_RULE}")
     return text
 
 

@@ -8,6 +8,8 @@ NAME_MAX = 128
 # A `$` instead of \Z would accept a trailing newline.
 NAME_PATTERN = rf"\A[a-z0-9][a-z0-9._-]{{0,{NAME_MAX - 1}}}\Z"
 """The names of functions, pipelines, stages and tenants."""
+NAME_RULE = "lower-case letters, digits, dots, dashes and underscores, a letter or digit first"
+"""NAME_PATTERN in words."""
 
 Seconds = NewType("Seconds", float)
 Address = NewType("Address", str)
