@@ -30,9 +30,7 @@ def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Respo
     if isinstance(error, HTTPException):
         return _no_operation(scope)
     if not isinstance(error, OverwinterError):
-        name, request_id = scope.get("path_params", {}).get("name"), scope[FIELDS].get(REQUEST_ID, b"")
-        about = {"function": name, "request": request_id[:REQUEST_ID_MAX].decode(errors="replace")}
-        _log.error("a request failed unexpectedly", exc_info=error, extra=about)
+        log_unexpected(scope, error)
     elif error.totals:
         # The totals without their numbers name what is full. The log is throttled: any caller can cause refusals.
         caller, kind = scope.get(CALLER), NUMBER.sub("", error.totals)
@@ -42,6 +40,18 @@ def answer_error(scope: Scope, error: Exception, refusals: LogThrottle) -> Respo
     # the next garbage collection.
     error.__traceback__ = None
     return error_response(error, scope.get(CALLER))
+
+
+def log_unexpected(scope: Scope, error: Exception) -> None:
+    """Log an error that no caller and no author caused, with its traceback, the function and the id of the request."""
+    name, request_id = scope.get("path_params", {}).get("name"), scope[FIELDS].get(REQUEST_ID, b"")
+    about = {"function": name, "request": request_id[:REQUEST_ID_MAX].decode(errors="replace")}
+    _log.error("a request failed unexpectedly", exc_info=error, extra=about)
+
+
+def text_of_unexpected(error: Exception) -> str:
+    """Return the text of such an error for the caller, who may not read more of it."""
+    return f"internal error ({type(error).__name__}); see the node's log"
 
 
 def _no_operation(scope: Scope) -> Response:
@@ -67,7 +77,7 @@ def error_response(error: Exception, caller: Caller | None = None) -> Response:
     and `Retry-After` if the error gives a time to wait or is an OverloadedError.
     """
     if not isinstance(error, OverwinterError):
-        return json_response({"error": f"internal error ({type(error).__name__}); see the node's log"}, 500)
+        return json_response({"error": text_of_unexpected(error)}, 500)
     text = str(error) or type(error).__name__
     response = json_response({"error": text if caller is None else caller.translated(text)}, error.status)
     if error.retry_after_s is not None or isinstance(error, OverloadedError):

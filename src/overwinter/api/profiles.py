@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from overwinter.api.budget import Reservation
+from overwinter.api.errors import log_unexpected, text_of_unexpected
 from overwinter.api.exchange import Request, Response, StreamingResponse, Write, decode_json, json_response
 from overwinter.api.inference import SHORT, function_of
 from overwinter.api.operations import Body, Operation, json_body
@@ -68,12 +68,12 @@ class ProfileApi:
 
         async def produce(write: Write) -> None:
             measuring = partial(request.caller.node.profile, name, version, options)
-            await _write_lines(measuring, request.reservation, write)
+            await _write_lines(measuring, request, write)
 
         return StreamingResponse(LINES, produce)
 
 
-async def _write_lines(measuring: Measuring, reservation: Reservation, write: Write) -> None:
+async def _write_lines(measuring: Measuring, request: Request, write: Write) -> None:
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def report(progress: Progress) -> None:
@@ -83,11 +83,16 @@ async def _write_lines(measuring: Measuring, reservation: Reservation, write: Wr
         try:
             last = _line(ProfileLine(profile=await measuring(report)))
             # The client may read it slowly.
-            reservation.grow(len(last))
+            request.reservation.grow(len(last))
             lines.put_nowait(last)
         except OverwinterError as error:
             lines.put_nowait(_line(ProfileLine(error=str(error), status=error.status)))
-        lines.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - raised, it would cancel the writer below, as the end of a drain does
+            log_unexpected(request.scope, error)
+            lines.put_nowait(_line(ProfileLine(error=text_of_unexpected(error), status=500)))
+        finally:
+            # Also after a cancellation: without the end, the writer below would send empty lines forever.
+            lines.put_nowait(None)
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(work())
