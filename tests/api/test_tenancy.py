@@ -9,8 +9,9 @@ import pytest
 
 from overwinter.api.tenancy import TenantNames, TenantNode
 from overwinter.core.call import Call
-from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.errors import CallerError, NotFoundError, WorkerError
 from overwinter.core.ids import NAME_MAX
+from overwinter.core.profiling import ProfileOptions, Progress, ReportProgress
 from overwinter.store.blocks import address_of
 from overwinter.store.tokens import Quota
 from tests.api.fake_node import FakeNode, manifest_of, spec
@@ -97,3 +98,20 @@ def test_a_name_may_be_as_long_as_the_node_can_keep(node: FakeNode) -> None:
     assert acme.view("f" * most, None).version == 1
     with pytest.raises(CallerError, match=f"at most {most}"):
         asyncio.run(acme.deploy(manifest_of("f" * (most + 1), PROGRAM, TAKES, TAKES)))
+
+
+def test_progress_and_errors_of_a_measurement_have_the_tenant_s_names(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def profile(name: str, version: int | None, options: ProfileOptions, report: ReportProgress) -> None:
+        report(Progress(done=1, total=2, what=f"layers, batch 1: function {name}@1 failed", pid=7))
+        raise WorkerError(f"function {name}@1 failed")
+
+    monkeypatch.setattr(node, "profile", profile, raising=False)
+    put(node, "acme")
+    acme = TenantNode(node, "acme", Quota())
+    asyncio.run(acme.deploy(manifest_of("f", PROGRAM, TAKES, TAKES)))
+    reported: list[Progress] = []
+    with pytest.raises(WorkerError, match="function f@1 failed"):
+        asyncio.run(acme.profile("f", 1, ProfileOptions(), reported.append))
+    assert reported == [Progress(done=1, total=2, what="layers, batch 1: function f@1 failed", pid=7)]

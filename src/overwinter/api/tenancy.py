@@ -220,10 +220,14 @@ class TenantNode:
         self, name: FunctionName, version: int | None, options: ProfileOptions, report: Callable[[Progress], None]
     ) -> Profile:
         """Measure a function of the tenant."""
+
+        def report_translated(progress: Progress) -> None:
+            report(msgspec.structs.replace(progress, what=self.names.translated(progress.what)))
+
         try:
-            return await self._node.profile(self._node_name(name), version, options, report)
+            return await self._node.profile(self._node_name(name), version, options, report_translated)
         except OverwinterError as error:
-            # The error is written into an answer that has already begun.
+            # Progress and errors are written into an answer that has already begun.
             self._raise_translated(error)
 
     async def known_profile(self, name: FunctionName, version: int | None) -> Profile:
