@@ -1,17 +1,18 @@
-"""A node that fails ends at once, also with requests in progress."""
+"""A node that fails ends at once, also with requests in progress. At its start it logs which limits it cannot keep."""
 
 import asyncio
 import os
+import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from overwinter import server
 from overwinter.api.draining import Drain
-from overwinter.core.config import NodeConfig
+from overwinter.core.config import NodeConfig, RequestLimits
 
 from .api.fake_node import FakeNode
 from .node.log_lines import LogLines
@@ -19,13 +20,23 @@ from .node.log_lines import LogLines
 LONG_S = 3000.0
 
 
+def running_until(failed: asyncio.Future[None], root: Path) -> Callable[..., AbstractAsyncContextManager[FakeNode]]:
+    """Return a replacement of `bootstrap.running`, whose node fails when `failed` has an exception."""
+    node = FakeNode(root)
+    node.until_broken = lambda: asyncio.shield(failed)
+    node.until_ready = asyncio.Event().wait
+
+    @asynccontextmanager
+    async def running(*_: object) -> AsyncIterator[FakeNode]:
+        yield node
+
+    return running
+
+
 @pytest.mark.parametrize("is_told_to_stop", [False, True])
 def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told_to_stop: bool) -> None:
     async def scene() -> None:
         came, drains, failed = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop().create_future()
-        node = FakeNode(tmp_path)
-        node.until_broken = lambda: asyncio.shield(failed)
-        node.until_ready = asyncio.Event().wait
 
         class Heard(Drain):
             def enter(self) -> None:
@@ -36,11 +47,7 @@ def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monkey
                 drains.set()
                 return await super().finish()
 
-        @asynccontextmanager
-        async def running(*_: object) -> AsyncIterator[FakeNode]:
-            yield node
-
-        monkeypatch.setattr(server, "running", running)
+        monkeypatch.setattr(server, "running", running_until(failed, tmp_path))
         monkeypatch.setattr(server, "Drain", Heard)
         listener = server.open_listener("127.0.0.1", 0)
         config = NodeConfig(data=str(tmp_path), drain_s=LONG_S)
@@ -60,3 +67,22 @@ def test_a_failing_node_does_not_wait(tmp_path: Path, monkeypatch: pytest.Monkey
         writer.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("wanted", "lines"), [(50, []), (51, ["51 connections are not possible"])])
+def test_a_limit_of_connections_that_the_descriptors_do_not_allow_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int, lines: list[str]
+) -> None:
+    log = LogLines()
+
+    async def scene() -> None:
+        failed = asyncio.get_running_loop().create_future()
+        failed.set_exception(RuntimeError("the scheduler failed"))
+        monkeypatch.setattr(server, "running", running_until(failed, tmp_path))
+        config = NodeConfig(data=str(tmp_path), requests=RequestLimits(connections_max=wanted))
+        with pytest.raises(ExceptionGroup):
+            await server.serve_node(config, server.open_listener("127.0.0.1", 0), log, print)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (203, 203))
+    asyncio.run(scene())
+    assert [line.split(":")[0] for line in log] == lines

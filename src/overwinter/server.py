@@ -18,6 +18,7 @@ from overwinter.api.access import Access
 from overwinter.api.app import create_app, serve
 from overwinter.api.audit import Audit
 from overwinter.api.budget import budget_of
+from overwinter.api.connections import connections_most
 from overwinter.api.draining import Drain
 from overwinter.api.sites import Sites
 from overwinter.bootstrap import running
@@ -124,6 +125,9 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
     async with running(config, zygote_environment(config.scheduler.devices), log) as node:
         audit, sites = Audit(Path(config.data), log), Sites(listener.getsockname()[0])
         access = Access(node, TokenFile(Path(config.data)), audit, sites)
+        wanted, most = config.requests.connections_max, connections_most(config.requests)
+        if wanted > most:
+            log(f"{wanted} connections are not possible: descriptors (ulimit -Hn) allow {most}")
         app = create_app(access, config.requests, budget_of(config.requests, available_bytes()), drain)
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(serve(app, listener, config.requests, drain))

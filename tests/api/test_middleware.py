@@ -113,6 +113,8 @@ def test_one_caller_leaves_slots_for_others(tmp_path: Path, bound: str, named: s
             pass
         refused = upload(greedy[0], BLOCK).recv(1 << 16)
         assert (refused.split(b" ", 2)[1], named.encode() in refused) == (b"503", True)
+        # Without more descriptors, a higher --connections-max has no effect.
+        assert (b"4 descriptors (ulimit -Hn) for each" in refused) == (bound == "connections_max")
         assert upload(other, BLOCK).recv(1 << 16).startswith(b"HTTP/1.1 201")
         with socket.create_connection(("127.0.0.1", served.port), 20, ("127.0.0.2", 0)) as supervisor:
             supervisor.sendall(b"GET /v2/health/live HTTP/1.1\r\n\r\n")

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from overwinter.api.access import CALLER, Access
 from overwinter.api.budget import Budget, Reservation
-from overwinter.api.connections import client_of
+from overwinter.api.connections import DESCRIPTORS_DIVISOR, client_of
 from overwinter.api.draining import Drain
 from overwinter.api.errors import answer_error, error_response, refusal_log
 from overwinter.api.exchange import CLIENT, FIELDS, REQUEST_ID, REQUEST_ID_MAX, RESERVATION
@@ -105,7 +105,8 @@ class RequestMiddleware:
         if not slots.take(reservation.caller):
             raise OverloadedError(
                 f"too many requests are in progress, {slots.by_caller[reservation.caller]} of them yours: try again "
-                "when one has ended, or start the node with a higher --connections-max"
+                "when one has ended, or start the node with a higher --connections-max and at least "
+                f"{DESCRIPTORS_DIVISOR} descriptors (ulimit -Hn) for each connection"
             )
         return True
 
