@@ -363,6 +363,10 @@ def test_a_token_file_whose_state_cannot_be_read_admits_no_request_and_only_the_
     assert [answer.status_code for answer in answers] == [500] * 2
     assert not [answer.text for answer in answers if str(tmp_path) in answer.text]
     [record] = caplog.records
-    assert str(tmp_path / FILE) in record.message
+    assert f"cannot check {tmp_path / FILE}" in record.message
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).write_text("{")
+    assert http.get("/v2", headers=headers).status_code == 500
+    assert ["damaged" in record.message for record in caplog.records] == [False, True]
     kept.rename(tmp_path / FILE)
     assert http.get("/v2", headers=headers).status_code == 200

@@ -143,8 +143,8 @@ class Access:
             self._version = UNREAD
             self._known = self._file.read()
         except StoreError as error:
-            # The caller is not authenticated, so only the log gets the reason.
-            self._unreadable.log(None, f"cannot read the tokens, so all requests are refused: {error}")
+            # The caller is not authenticated, so only the log gets the reason; another reason is logged at once.
+            self._unreadable.log(str(error), f"cannot read the tokens, so all requests are refused: {error}")
             raise StoreError(UNREADABLE) from error
         self._version = version
         # Once tokens are required, removing the file does not make the node open.
