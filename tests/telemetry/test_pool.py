@@ -199,6 +199,21 @@ def test_an_executor_that_dies_or_hangs_is_counted_and_its_run_is_paid():
     world.agree()
 
 
+def test_a_load_continues_when_a_second_executor_lacks_the_same_blocks():
+    world = Watched(devices=(device(0), device(1)))
+    world.deploy(spec("f", 1, [("f", 10_000)], device="pool"))
+    for _ in range(2):
+        world.arrive("f")
+        world.settle_processes()
+    assert len(world.devices.running) == 2
+    for executor in sorted(world.devices.executors):
+        world.die(executor, lost_blocks=True)
+    assert len(world.loads) == 1
+    world.load_blocks()
+    assert (world.state.functions["f@1"].loaded, world.statistics.store("").held("f@1")) == (True, 10_000)
+    world.agree()
+
+
 def test_an_executor_that_is_replaced_while_it_prepares_a_function_has_not_crashed():
     world = Watched(devices=(device(),))
     for number, function in enumerate((pooled("f"), pooled("g"), pooled("h", tenant="u"))):

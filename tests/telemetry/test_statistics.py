@@ -19,6 +19,7 @@ from overwinter.core.actions import (
 )
 from overwinter.core.events import (
     Arrived,
+    BindFailed,
     BlocksLoaded,
     Bound,
     Cancelled,
@@ -344,6 +345,22 @@ def test_blocks_that_are_lost_again_are_not_held():
         assert (world.state.functions["g@1"].loaded, seen.store("").held("g@1")) == (False, 0)
     world.calm()
     assert seen.store("").held("g@1") == (15 if world.state.functions["g@1"].loaded else 0)
+
+
+def test_a_load_continues_when_a_second_worker_lacks_the_same_blocks():
+    world, seen = observed(cores=4)
+    world.deploy(spec("f", blobs=(("f", 30),), max_workers=2))
+    for _ in range(3):
+        world.arrive("f")
+        world.settle_processes()
+    first, second = sorted(world.alive)
+    world.die(first, lost_blocks=True)
+    [load] = world.loads
+    world.die(second, lost_blocks=True)
+    world.send(BindFailed(first, load.function, 1, "StoreError", "changed", lost_blocks=True))
+    assert seen.store("").held("f@1") == 0
+    world.load_blocks(added=30)
+    assert (world.state.functions["f@1"].loaded, seen.store("").held("f@1")) == (True, 30)
 
 
 def test_a_quarantined_function_holds_no_blocks():

@@ -5,7 +5,7 @@ per function. It uses only the steps, so it can read any journal.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from overwinter.core import ids
@@ -234,8 +234,7 @@ class Tracker(Hooks[T]):
             run_on_device = self._end_run_on_device(event.worker, None, now)
             self.pool.exit(event.worker, now)
             if run_on_device is not None and event.lost_blocks:
-                for part in run_on_device.parts:
-                    self._release(part.spec.id, now)
+                self._lose((part.spec.id for part in run_on_device.parts), now)
             return
         for run in list(worker.runs):
             self._end_run(worker, run, None, now)
@@ -244,8 +243,7 @@ class Tracker(Hooks[T]):
         if not worker.stopping:
             worker.tally.crashes += 1
         if event.lost_blocks:
-            for function in worker.bound:
-                self._release(function, now)
+            self._lose(worker.bound, now)
         del self.workers[event.worker]
         self.set_memory(worker, 0.0, now)
         worker.charge_all(now)
@@ -267,7 +265,7 @@ class Tracker(Hooks[T]):
 
     def _bind_failed(self, event: BindFailed, now: Seconds) -> None:
         if event.lost_blocks:
-            self._release(event.function, now)
+            self._lose((event.function,), now)
         worker = self.workers.get(event.worker)
         if worker is not None and event.function in worker.binds:
             worker.end_bind(event.function, now)
@@ -330,6 +328,11 @@ class Tracker(Hooks[T]):
             self._held.remove(function)
             self.pool.released(function, now)
             self._blocks_released(self.specs[function], now)
+
+    def _lose(self, functions: Iterable[FunctionId], now: Seconds) -> None:
+        """Blocks were missing or damaged. A load of them that began after an earlier loss continues."""
+        for function in filter(self._held.__contains__, functions):
+            self._release(function, now)
 
     # Functions
 
