@@ -69,6 +69,30 @@ def test_usage_is_billed_once_however_often_it_is_flushed(usage_file, flushes):
     assert said == []
 
 
+@pytest.mark.parametrize("flushed", ["before", "after"])
+def test_a_flush_during_a_removal_bills_nothing_twice(usage_file, flushed):
+    class Interrupted(Statistics):
+        """Another thread flushes while a function is removed, before or after its tally is put elsewhere."""
+
+        def _function_removed(self, tally) -> None:
+            if flushed == "before":
+                meter.flush(9.0, DAY)
+            super()._function_removed(tally)
+            if flushed == "after":
+                meter.flush(9.0, DAY)
+
+    statistics = Interrupted()
+    meter = Meter(statistics, usage_file, print)
+    for now, event, *actions in LIFE:
+        if isinstance(event, Removed):
+            meter.flush(8.0, DAY)
+        statistics.observe(now, event, actions)
+    for now in (20.0, 80.0):
+        meter.flush(now, DAY)
+    [f] = meter.usage("t", 80.0, DAY)
+    assert (f.requests, f.core_ms, f.private_byte_s) == (1, pytest.approx(6000), pytest.approx(10 * 500))
+
+
 def test_what_is_in_progress_is_billed_so_far(usage_file):
     statistics = Statistics()
     for now, event, *actions in LIFE[:4]:

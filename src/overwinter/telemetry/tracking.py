@@ -387,7 +387,9 @@ class Tracker(Hooks[T]):
         if self._versions.has(name):
             self._update_default(name)
         else:
-            self._function_removed(self.tallies.pop(name))
+            # Another thread may bill now: it must find the tally here or where the call puts it.
+            self._function_removed(self.tallies[name])
+            del self.tallies[name]
 
     def _explain(self, action: Explanation, now: Seconds) -> None:
         spec = self.specs.get(action.function)
