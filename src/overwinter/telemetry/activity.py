@@ -165,7 +165,8 @@ def recent_latency(answers: Sequence[Answer], now: Seconds) -> tuple[float, floa
     if not recent:
         return 0.0, None, None
     # With so many answers, older ones of the window may have been dropped: use the time that the remaining ones cover.
-    span = now - recent[0][0] if len(recent) == ANSWERS_KEPT else WINDOW_S
+    # The last may be later than `now`, because the node answers requests while a thread computes this.
+    span = max(now, recent[-1][0]) - recent[0][0] if len(recent) == ANSWERS_KEPT else WINDOW_S
     ordered = sorted(seconds for _, seconds in recent)
     p50, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.99))
     return len(recent) / max(span, 1e-3), p50, p99
