@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 from overwinter.core.errors import CallerError, WorkerError
 from overwinter.core.function import Settings
 from overwinter.core.profile import LayerPoint, Point, Profile
-from overwinter.core.profiling import ProfileOptions
+from overwinter.core.profiling import ProfileOptions, with_points
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.node.functions import DeployedFunction
@@ -215,3 +216,35 @@ def test_a_correction_keeps_the_layers_that_were_measured_for_the_program_alone(
     profile = asyncio.run(corrected())
     assert [point.latency_s for point in profile.points] == [0.02]
     assert [layer.path for layer in profile.layers] == ["l"]
+
+
+def test_a_correction_and_a_measurement_at_the_same_time_are_both_stored() -> None:
+    old, corrected, new = Point(1, 1, 1, 1, 0.01), Point(1, 1, 1, 1, 0.02), Point(1, 1, 2, 1, 0.03)
+    both = threading.Barrier(2)
+
+    async def stored() -> Profile | None:
+        async with asyncio.TaskGroup() as tasks:
+            parts = parts_with(lambda address: b"")
+            parts.repository.put_profile("", "any", Profile(weight_bytes=1, macs=1, points=(old,)), 0.0)
+            put = parts.repository.put_profile
+
+            def put_together(*args) -> None:
+                # If another thread changes the profile, both have read it now, and neither has written it.
+                with suppress(threading.BrokenBarrierError):
+                    both.wait(0.2)
+                put(*args)
+
+            parts.repository.put_profile, parts.post = put_together, lambda event: None
+            profiler, function = Profiler(parts, tasks), function_of("any")
+            function.use_profile(profiler.stored(function))
+            profiler._functions = {function.id: function}
+            found = SimpleNamespace(
+                blank=Profile(weight_bytes=1, macs=1), added_to=lambda known: with_points(known, (new,))
+            )
+            await asyncio.gather(
+                profiler._keep(function, found), profiler._correct(function.id, Correction((corrected,), None))
+            )
+            assert function.profile == profiler.stored(function)
+            return function.profile
+
+    assert asyncio.run(stored()).points == (corrected, new)

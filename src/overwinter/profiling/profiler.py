@@ -57,8 +57,9 @@ class Profiler:
         self._machine = fingerprint()
         self._turns, self._reads = FairLock(), FairLock()
         self._background: set[asyncio.Task[object]] = set()
-        # One at a time: any number of measurements may wait, and whatever else needs a thread must not wait for them.
-        self._reader = Threads(1, "profiles")
+        # One thread: any number of measurements may wait, and whatever else needs a thread must not wait for them. A
+        # stored profile must not change between the read and the write of another change.
+        self._disk = Threads(1, "profiles")
 
     async def close(self) -> None:
         """Stop measurements in the background, with their workers, and corrections of profiles."""
@@ -70,7 +71,7 @@ class Profiler:
     async def known(self, function: DeployedFunction) -> Profile | None:
         """Return the whole stored profile of the function, with its layers. Reads take turns, round-robin by tenant."""
         async with self._reads.turn(function.manifest.tenant):
-            return await asyncio.get_running_loop().run_in_executor(self._reader, self.stored, function)
+            return await asyncio.get_running_loop().run_in_executor(self._disk, self.stored, function)
 
     def stored(self, function: DeployedFunction) -> Profile | None:
         """Return the stored profile of the function on this machine, or of its program alone. Reads the disk."""
@@ -89,7 +90,7 @@ class Profiler:
         if function.batch_limit is None:
             # Once for each function, because reading a large program takes far longer than requesting a measurement.
             async with self._reads.turn(function.manifest.tenant):
-                program = await loop.run_in_executor(self._reader, self._program, function)
+                program = await loop.run_in_executor(self._disk, self._program, function)
             function.batch_limit = batch_limit(program)
         limits = ConfigurationLimits(core_count(), function.batch_limit)
         configurations = configurations_to_measure(options, function.manifest.settings, limits)
@@ -97,7 +98,7 @@ class Profiler:
         report(Progress(done=0, total=len(configurations) + len(batches), what="waiting for its turn"))
         async with self._turns.turn(function.manifest.tenant):
             # Read the program again: many measurements may wait, and a decoded program is large.
-            program = await loop.run_in_executor(self._reader, self._program, function)
+            program = await loop.run_in_executor(self._disk, self._program, function)
             survey = Survey(self._bench, self._parts.calls.wake, function, program, report)
             known = await self.known(function)
             if known is not None and not options.again:
@@ -133,11 +134,15 @@ class Profiler:
     async def _correct(self, id_: FunctionId, correction: Correction) -> None:
         function = self._functions.get(id_)
         if function is not None and function.profile is not None:
-            key = function.profile_key
-            correct = partial(with_points, points=correction.points, wake_s=correction.wake_s)
-            # The stored profile has the layers too.
-            first = await asyncio.to_thread(self.stored, function) or function.profile
-            await self._spread(key, await asyncio.to_thread(self._put, key, first, correct))
+            loop = asyncio.get_running_loop()
+            profile = await loop.run_in_executor(self._disk, self._corrected, function, function.profile, correction)
+            await self._spread(function.profile_key, profile)
+
+    def _corrected(self, function: DeployedFunction, used: Profile, correction: Correction) -> Profile:
+        """Correct the stored profile of a function that uses this one, and return the result."""
+        correct = partial(with_points, points=correction.points, wake_s=correction.wake_s)
+        # The stored profile has the layers too.
+        return self._put(function.profile_key, self.stored(function) or used, correct)
 
     def _program(self, function: DeployedFunction) -> Program:
         return decode_program(self._parts.repository.read(function.manifest.program.address))
@@ -146,9 +151,9 @@ class Profiler:
         """Add the measurements to the stored profile of the program, and to that of a function with a handler, which
         begins as the program's.
         """
-        profile = survey.blank
+        profile, loop = survey.blank, asyncio.get_running_loop()
         for key in reversed(_profile_keys(function)):
-            profile = await asyncio.to_thread(self._put, key, profile, survey.added_to)
+            profile = await loop.run_in_executor(self._disk, self._put, key, profile, survey.added_to)
             await self._spread(key, profile)
 
     def _put(self, key: str, first: Profile, changed: Callable[[Profile], Profile]) -> Profile:
