@@ -5,6 +5,7 @@ from overwinter.core.events import (
     Alarm,
     Arrived,
     Deployed,
+    Profiled,
     Removed,
     RunEnded,
     RunFailure,
@@ -13,6 +14,7 @@ from overwinter.core.events import (
 )
 from overwinter.core.ids import FunctionId, FunctionName, RequestId, RunId, Seconds, WorkerId
 from overwinter.core.profile import Point, Profile
+from overwinter.core.profiling import with_points
 from overwinter.profiling.observer import EVERY_S, RUNS_MIN, WAKES_MIN, Observer
 from overwinter.telemetry.statistics import Statistics
 from tests.scheduler.world import spec
@@ -141,6 +143,56 @@ def test_nothing_is_kept_of_what_is_gone():
     service.step(Removed(FUNCTION))
     observer = service.observer
     assert (observer._seen, observer._reported_at) == ({}, {})
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_was_observed_before_a_new_measurement_does_not_undo_it(is_told):
+    service = Service()
+    service.worker()
+    service.runs(RUNS_MIN + 1, 0.2)
+    [(_, slower)] = service.corrections
+    service.profile = with_points(KNOWN, slower.points)
+    service.step(Profiled(FUNCTION, service.profile))
+    service.now += EVERY_S
+    service.profile = KNOWN
+    if is_told:
+        service.step(Profiled(FUNCTION, KNOWN))
+    for worker in range(2, 2 + WAKES_MIN):
+        service.worker(worker)
+    service.runs(3 * RUNS_MIN, 0.1)
+    assert len(service.corrections) == 1
+
+
+def test_a_correction_of_one_value_keeps_what_was_observed_of_others():
+    service = Service()
+    service.worker()
+    service.runs(RUNS_MIN, 0.2)
+    service.profile = with_points(KNOWN, (), wake_s=0.5)
+    service.step(Profiled(FUNCTION, service.profile))
+    service.run(0.2)
+    [(_, correction)] = service.corrections
+    assert [point.configuration for point in correction.points] == [KNOWN.points[0].configuration]
+
+
+def test_a_function_that_sleeps_does_not_undo_what_another_with_its_program_observed():
+    profile, reports = KNOWN, []
+
+    def report(function, correction) -> None:
+        nonlocal profile
+        reports.append(function)
+        profile = with_points(profile, correction.points, correction.wake_s)
+        for each in "fg":
+            observer.profiled(each)
+
+    observer, ran = Observer(lambda _: profile, report), KNOWN.points[0].configuration
+    for number in range(RUNS_MIN):
+        observer.ran("f", ran, 0.2, float(number))
+    for number in range(4 * RUNS_MIN):
+        observer.ran("g", ran, 0.1, 100.0 + number)
+    for number in range(WAKES_MIN):
+        observer.woke("f", 0.02, 1000.0 + number)
+    assert reports == ["f", "g"]
+    assert profile.points[0].latency_s == pytest.approx(0.1)
 
 
 def test_arrivals_are_counted():

@@ -27,6 +27,8 @@ class Correction(msgspec.Struct, frozen=True):
 
 
 class _Seen(msgspec.Struct):
+    known_s: float | None
+    """The profile's value; None: not measured."""
     count: int = 0
     mean_s: float = 0.0
 
@@ -63,19 +65,31 @@ class Observer(ServiceObserver):
         """Record the time from the start of a worker until it was ready."""
         self._record(function, None, seconds, now)
 
+    def profiled(self, function: FunctionId) -> None:
+        """Forget the observations that contradict a value of the profile that has changed since they began: it was
+        measured again, or corrected by what another function with the same program observed later.
+        """
+        profile, every = self._profile_of(function), self._seen.get(function, {})
+        for what, seen in list(every.items()):
+            known_s = _known_s(profile, what)
+            if known_s != seen.known_s and (known_s is None or _differs(seen.mean_s, known_s)):
+                del every[what]
+            seen.known_s = known_s
+
     def removed(self, function: FunctionId) -> None:
         """Forget a removed version."""
         self._seen.pop(function, None)
         self._reported_at.pop(function, None)
 
     def _record(self, id_: FunctionId, what: Configuration | None, seconds: float, now: Seconds) -> None:
-        if self._profile_of(id_) is None:
+        profile = self._profile_of(id_)
+        if profile is None:
             # The function was removed or not measured: there is nothing to correct.
             return
         every = self._seen.setdefault(id_, {})
         seen = every.get(what)
         if seen is None:
-            seen = every[what] = _Seen()
+            seen = every[what] = _Seen(_known_s(profile, what))
         seen.add(seconds)
         least = WAKES_MIN if what is None else RUNS_MIN
         if seen.count % least == 0:
@@ -86,6 +100,8 @@ class Observer(ServiceObserver):
         reported_at = self._reported_at.get(id_)
         if profile is None or (reported_at is not None and now - reported_at < EVERY_S):
             return
+        # The profile changes before `profiled` is called.
+        self.profiled(id_)
         points = []
         wake_s = None
         for what, seen in self._seen[id_].items():
@@ -99,6 +115,14 @@ class Observer(ServiceObserver):
         if points or wake_s is not None:
             self._reported_at[id_] = now
             self._report(id_, Correction(tuple(points), wake_s))
+
+
+def _known_s(profile: Profile | None, what: Configuration | None) -> float | None:
+    """Return the profile's latency of a configuration, or of wakes if that is None."""
+    if profile is None or what is None:
+        return None if profile is None else profile.wake_s
+    point = profile.point(what)
+    return None if point is None else point.latency_s
 
 
 def _differs(seen_s: float, known_s: float) -> bool:

@@ -93,7 +93,7 @@ Worker = LiveWorker[FunctionStatistics]
 
 
 class ServiceObserver:
-    """The interface of an observer of arrivals, runs and wakes; by default it ignores them."""
+    """The interface of an observer of arrivals, runs, wakes and profiles; by default it ignores them."""
 
     def arrived(self, now: Seconds) -> None:
         """A request arrived."""
@@ -105,6 +105,9 @@ class ServiceObserver:
 
     def woke(self, function: FunctionId, seconds: float, now: Seconds) -> None:
         """A worker was ready, this long after its start, which included no warm-up."""
+
+    def profiled(self, function: FunctionId) -> None:
+        """The profile of a version has changed."""
 
     def removed(self, function: FunctionId) -> None:
         """A version was removed."""
@@ -320,6 +323,7 @@ class Statistics(Tracker[FunctionStatistics]):
         spec = self.specs.get(event.function)
         if spec is not None:
             self.tally_of(spec).profiled = now
+            self._observer.profiled(event.function)
 
     def _other_event(self, event: Event, now: Seconds) -> None:
         if isinstance(event, MemoryMeasured):
