@@ -13,6 +13,7 @@ from overwinter.core.config import NodeConfig
 from overwinter.node import checkup, limits
 from overwinter.node.cgroups import CONTROLLERS
 from overwinter.node.checkup import TORCHES, Check, checks, missing_protections, torch_check, worst
+from overwinter.worker import namespaces
 
 
 def found(tmp_path, **changes) -> dict[str, Check]:
@@ -103,6 +104,31 @@ def test_the_sandbox_is_tested_in_a_child_process() -> None:
     first = missing_protections()
     assert own() == before
     assert missing_protections() == first
+
+
+@pytest.mark.parametrize(
+    ("refused", "found", "remedy"),
+    [
+        ("proc", "/proc shows other processes: Operation not permitted", "an unmasked /proc"),
+        ("tmpfs", "the names of other files are visible: Operation not permitted", "mounts"),
+    ],
+)
+def test_a_system_that_refuses_mounts_is_reported_as_the_log_of_a_node_would(
+    tmp_path, monkeypatch, refused, found, remedy
+) -> None:
+    if any("unshare" in each for each in missing_protections()):
+        pytest.skip("this system gives no namespaces")
+    mount = namespaces._mount
+
+    def limited(source, target, kind, *options) -> None:
+        if kind == refused:
+            raise PermissionError("Operation not permitted")
+        mount(source, target, kind, *options)
+
+    monkeypatch.setattr(namespaces, "_mount", limited)
+    [check] = [each for each in checks(NodeConfig(data=str(tmp_path))) if each.found == found]
+    assert (check.what, check.level) == ("sandbox", "warning")
+    assert remedy in check.remedy
 
 
 def test_an_unknown_limit_of_the_system_is_reported_with_a_remedy(tmp_path, monkeypatch) -> None:

@@ -21,6 +21,7 @@ from overwinter.node.mounts import filesystem_of
 from overwinter.node.pressure import available_bytes
 from overwinter.store.disk import free_bytes
 from overwinter.worker import namespaces
+from overwinter.worker.python_paths import python_paths
 from overwinter.worker.sandbox import Sandbox
 
 Level = Literal["ok", "warning", "fatal"]
@@ -41,6 +42,7 @@ REMEDIES = {
     "Landlock": "Linux 5.13 or newer, with landlock in its list of security modules (lsm= on the kernel command line)",
     "unshare": "allow namespaces: user.max_user_namespaces above 0 (sysctl), in a container the capability SYS_ADMIN",
     "separate user": "start the node as root: it then runs each worker as an unprivileged user",
+    "names of other files": "Linux 5.12 or newer; in a container, mounts (Docker: --security-opt apparmor=unconfined)",
     "/proc shows": "in a container, an unmasked /proc; workers then see no other processes",
     "filtered": "a kernel with seccomp filters (CONFIG_SECCOMP_FILTER), on x86-64 or ARM64",
 }
@@ -132,8 +134,7 @@ def missing_protections() -> list[str]:
     if pid == 0:
         try:
             os.close(reader)
-            lacking = namespaces.enter()
-            os.write(writer, "\n".join([*lacking, *Sandbox().test()]).encode())
+            os.write(writer, "\n".join(_missing_here()).encode())
         except BaseException as error:  # noqa: BLE001 - the boundary of the child: every error is reported
             os.write(writer, f"workers cannot be contained: {error}".encode())
         finally:
@@ -143,6 +144,20 @@ def missing_protections() -> list[str]:
         lacking = [line for line in report.read().split("\n") if line]
     os.waitpid(pid, 0)
     return lacking
+
+
+def _missing_here() -> list[str]:
+    """Enter the namespaces and test the sandbox, as a node's base zygote does; return what is missing. For a child
+    process only: it continues in a child of its own and exits after it.
+    """
+    lacking = namespaces.enter()
+    if not lacking:
+        # Only children are in the new PID namespace, whose /proc replaces the other one.
+        if os.fork():
+            os.wait()
+            os._exit(0)
+        lacking = namespaces.show_only(python_paths())
+    return [*lacking, *Sandbox().test()]
 
 
 def _groups() -> Check:
