@@ -86,6 +86,16 @@ def test_an_explanation_tells_why() -> None:
     assert "PRIVATE" not in shown
 
 
+def test_an_explanation_does_not_take_a_backoff_for_the_duration_of_another_state() -> None:
+    for changes, words in (
+        ({}, "state backoff for 1.2 s after 3 failures"),
+        ({"state": "awake"}, "state awake, in backoff for 1.2 s after 3 failures"),
+        ({"on_trial": True}, "state backoff for 1.2 s after 3 failures, on trial, bound"),
+        ({"state": "awake", "backoff_s": 0.0}, "state awake, bound"),
+    ):
+        assert words in " ".join(text(*explained_tables({**EXPLAINED, **changes})).split())
+
+
 def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
     elsewhere = {**WORKER, "worker": 8, "bound": WORKER["bound"][:1], "bound_count": 301}
     family = {"family": "a@1", "members": ["a@1", "f@2"], "member_count": 1002, "workers": [WORKER, elsewhere]}

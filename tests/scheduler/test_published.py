@@ -12,6 +12,7 @@ from overwinter.scheduler.lifecycles import function_state, worker_state
 from overwinter.scheduler.order import has_spare_core
 from overwinter.scheduler.published import Published
 from tests.scheduler.replayed import play
+from tests.scheduler.test_devices import device
 from tests.scheduler.world import World, spec
 
 
@@ -127,3 +128,24 @@ def test_the_expected_rate_of_a_function_is_that_of_its_family():
         world.deploy(spec(name, family="one"))
         world.send(RateForecast(f"{name}@1", rate))
     assert Published(world.scheduler.cycle).detail("f@1", world.now).expected_rate == 8.0
+
+
+def test_the_backoff_of_a_program_on_the_pool_is_that_of_its_function():
+    world = World(cores=4, devices=(device(),))
+    published = Published(world.scheduler.cycle)
+    world.deploy(spec("h:program", device="pool", blobs=(("p", 10),)))
+    world.deploy(spec("h", device="pool", has_handler=True, blobs=()))
+    program = world.state.functions["h:program@1"]
+    world.arrive("h:program", 1)
+    while program.backoff_until <= world.now:
+        world.settle_processes()
+        if world.devices.running:
+            world.die(min(world.devices.executors))
+        else:
+            world.ring()
+    detail = published.detail("h@1", world.now)
+    assert (detail.failures, detail.backoff_s) == (program.failures, program.backoff_until - world.now)
+    assert detail.backoff_s > 0
+    world.now = program.backoff_until
+    world.state.functions["h@1"].failures = program.failures + 1
+    assert published.detail("h@1", world.now).failures == program.failures + 1

@@ -131,9 +131,13 @@ def explained_tables(explained: Description) -> Iterator[RenderableType]:
 
 def _facts_of(explained: Description) -> dict[str, str]:
     settings, profile = explained["settings"], explained["profile"]
-    state = f"{explained['state']}, on trial" if explained["on_trial"] else explained["state"]
+    state = explained["state"]
     if explained["backoff_s"] > 0:
+        # A part of a function may back off while the function has another state.
+        state += "" if state == "backoff" else ", in backoff"
         state += f" for {explained['backoff_s']:.1f} s after {explained['failures']} failures"
+    if explained["on_trial"]:
+        state += ", on trial"
     slo = slo_text(settings["slo_ms"]) if settings["slo_ms"] is not None else "none"
     if explained["attainment"] is not None:
         slo += f", met by {_share_text(explained['attainment'])}"

@@ -117,9 +117,11 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed seconds of its family's runs in workers; None: there was none."""
     failures: int
-    """Its consecutive failures: of loads, starts, workers and runs on devices."""
+    """The consecutive failures of loads, starts, workers and runs on devices: its own, or those of the part on the pool
+    that backs off longer.
+    """
     backoff_s: float
-    """The remaining backoff after a failure, in seconds."""
+    """The remaining backoff after these failures, in seconds."""
     points: Sequence[Point]
     """The measured configurations that its settings, the policy and the memory allow."""
     slowdown: float
@@ -138,7 +140,8 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
     """Return what is known of a function now. Call it on the loop's thread."""
-    family = function.family
+    family, on_pool = function.family, parts_on_pool(cycle.state, function)
+    backoff_s, failures = max((max(0.0, each.backoff_until - now), each.failures) for each in (function, *on_pool))
     return FunctionDetail(
         spec=function.spec,
         function=function_snapshot(cycle.state, function, now),
@@ -148,14 +151,14 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         rate=family.rates[-1] if family.rates else 0.0,
         expected_rate=expected_rate(cycle, family),
         run_s=function.latency.run_s,
-        failures=function.failures,
-        backoff_s=max(0.0, function.backoff_until - now),
+        failures=failures,
+        backoff_s=backoff_s,
         points=tuple(function.latency.points),
         slowdown=function.latency.slowdown,
         separate_part=function.separate_part,
         shared_time_ratio=family.trunks[function.trunk].sharing.time_ratio,
         workers=[_worker(worker, function.spec.id, now) for worker in workers_of(function)],
-        pool=_pool(cycle, parts_on_pool(cycle.state, function)),
+        pool=_pool(cycle, on_pool),
         last_choice="" if function.estimates is None else function.estimates.text(),
     )
 

@@ -154,9 +154,11 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed seconds of its family's runs in workers; None: there was none."""
     failures: int
-    """Its consecutive failures: of loads, starts, workers and runs on devices."""
+    """The consecutive failures of loads, starts, workers and runs on devices: its own, or those of the part on the pool
+    that backs off longer.
+    """
     backoff_s: float
-    """The remaining backoff, during which it is not woken."""
+    """The remaining backoff, during which the function or that part is not woken."""
     tiers: Sequence[TierBytes]
     profile: ProfileFacts | None
     members: Sequence[FunctionId]
