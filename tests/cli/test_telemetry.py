@@ -96,6 +96,23 @@ def test_an_explanation_does_not_take_a_backoff_for_the_duration_of_another_stat
         assert words in " ".join(text(*explained_tables({**EXPLAINED, **changes})).split())
 
 
+def test_an_explanation_offers_a_measurement_only_where_one_is_possible() -> None:
+    pool = {
+        "devices": [], "run_s": 0.0, "runs": {}, "hit_ratio": None, "moved_bytes": 0, "answers": 0, "last_device": "",
+        "no_device_reason": "", "slices": [{"nbytes": 9, "devices": [], "last_device": ""}] * 2,
+    }  # fmt: skip
+    on_pool, on_either = {"slo_ms": 80, "device": "pool"}, {"slo_ms": 80, "device": "any"}
+    possible, refused = "none: `overwinter profile` measures it", "none: only whole programs are measured"
+    for changes, words in (
+        ({}, possible),
+        ({"pool": {**pool, "slices": []}, "settings": on_pool}, possible),
+        ({"pool": pool, "settings": on_either}, possible),
+        ({"pool": pool, "settings": on_pool}, refused),
+    ):
+        shown = text(*explained_tables({**EXPLAINED, **changes, "profile": None}))
+        assert f"profile {words}" in " ".join(shown.split())
+
+
 def test_an_explanation_tells_what_each_worker_of_the_family_has() -> None:
     elsewhere = {**WORKER, "worker": 8, "bound": WORKER["bound"][:1], "bound_count": 301}
     family = {"family": "a@1", "members": ["a@1", "f@2"], "member_count": 1002, "workers": [WORKER, elsewhere]}

@@ -163,7 +163,7 @@ def _facts_of(explained: Description) -> dict[str, str]:
         "runs shared": _shared_text(explained["shared"], seconds_of),
         **({"last choice": explained["last_choice"]} if explained.get("last_choice") else {}),
         **({} if pool is None else _pool_facts(pool)),
-        "profile": "none: `overwinter profile` measures it" if profile is None else _profile_text(profile),
+        "profile": _unmeasured_text(explained) if profile is None else _profile_text(profile),
     }
 
 
@@ -214,6 +214,12 @@ def _workers_that_have(explained: Description) -> list[Description]:
 
 def _count(things: Sequence[object], one: str, many: str) -> str:
     return f"{len(things)} {one if len(things) == 1 else many}"
+
+
+def _unmeasured_text(explained: Description) -> str:
+    """Say how a function without a profile gets one, if it can."""
+    in_slices = explained["settings"].get("device") == "pool" and (explained.get("pool") or {}).get("slices")
+    return "none: only whole programs are measured" if in_slices else "none: `overwinter profile` measures it"
 
 
 def _profile_text(profile: Description) -> str:

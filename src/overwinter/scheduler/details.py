@@ -8,7 +8,7 @@ import msgspec
 
 from overwinter.core.function import FunctionSpec
 from overwinter.core.ids import DeviceId, FunctionId, Seconds, WorkerId, whole_names
-from overwinter.core.profile import Point
+from overwinter.core.profile import Point, Profile
 from overwinter.core.versions import Versions
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.lifecycles import WorkerState, worker_state
@@ -122,8 +122,12 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     """
     backoff_s: float
     """The remaining backoff after these failures, in seconds."""
+    profile: Profile | None
+    """The profile of the part of it that is measured; None: that was not measured, or nothing of it is measured because
+    only slices of its program run.
+    """
     points: Sequence[Point]
-    """The measured configurations that its settings, the policy and the memory allow."""
+    """The measured configurations that its settings, the policy and the memory allow; empty without a profile."""
     slowdown: float
     """The observed latency divided by that of the profile."""
     separate_part: float
@@ -141,6 +145,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
 def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -> FunctionDetail:
     """Return what is known of a function now. Call it on the loop's thread."""
     family, on_pool = function.family, parts_on_pool(cycle.state, function)
+    measured = _measured(function, on_pool)
     backoff_s, failures = max((max(0.0, each.backoff_until - now), each.failures) for each in (function, *on_pool))
     return FunctionDetail(
         spec=function.spec,
@@ -153,14 +158,24 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         run_s=function.latency.run_s,
         failures=failures,
         backoff_s=backoff_s,
-        points=tuple(function.latency.points),
-        slowdown=function.latency.slowdown,
+        profile=None if measured is None else measured.spec.profile,
+        points=() if measured is None else tuple(measured.latency.points),
+        slowdown=(measured or function).latency.slowdown,
         separate_part=function.separate_part,
         shared_time_ratio=family.trunks[function.trunk].sharing.time_ratio,
         workers=[_worker(worker, function.spec.id, now) for worker in workers_of(function)],
         pool=_pool(cycle, on_pool),
         last_choice="" if function.estimates is None else function.estimates.text(),
     )
+
+
+def _measured(function: Function, on_pool: Sequence[Function]) -> Function | None:
+    """Return the part of a function whose profile `overwinter profile` measures, given its parts on the pool. None: it
+    refuses to measure, because only slices of the program run.
+    """
+    if function.spec.settings.device != "pool" or not on_pool:
+        return function
+    return on_pool[0] if len(on_pool) == 1 else None
 
 
 def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:

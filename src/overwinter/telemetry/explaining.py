@@ -50,7 +50,7 @@ class TierBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured performance of the function on this machine."""
+    """The measured performance on this machine of the function, or of its program if only that is measured."""
 
     points: Sequence[Point]
     """The measured configurations that its settings, the policy and the memory for workers allow."""
@@ -313,8 +313,8 @@ def _devices(sources: Sources, parts: Sequence[FunctionSpec], others: Sequence[F
 
 
 def _profile(known: FunctionDetail, tally: FunctionStatistics, now: Seconds) -> ProfileFacts | None:
-    profile = known.spec.profile
-    if profile is None or (known.pool is not None and known.pool.slices):
+    profile = known.profile
+    if profile is None:
         return None
     return ProfileFacts(
         points=known.points,
