@@ -11,11 +11,14 @@ from overwinter.core.actions import Drop, Explanation, LoadBlocks, Refuse, SetAl
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.core.events import Alarm, Arrived, BlocksLoaded, Deployed, Event, LoadFailed, WorkerExited
+from overwinter.core.journal import Journal
 from overwinter.node import clock
 from overwinter.node.calls import Calls
 from overwinter.node.closing import ClosingThread
 from overwinter.node.effects import NodeEffects
 from overwinter.node.fair_queue import FairQueue
+from overwinter.node.faults import Faults
+from overwinter.node.loop import Loop
 from overwinter.node.quarantine import Quarantine
 from overwinter.node.registry import Registry
 from overwinter.scheduler.published import Published
@@ -279,6 +282,43 @@ def test_a_host_store_that_cannot_be_made_fails_the_load_alone():
     asyncio.run(scene())
     [failed] = heard
     assert (failed.function, failed.operation, failed.error) == ("f@1", 3, "NoSpaceError")
+
+
+class FullStores(HostStores):
+    """Host stores on a tmpfs that has no room for the directory of a further one."""
+
+    def store(self, name):
+        if name not in self.every():
+            raise NoSpaceError("the tmpfs has no room for a directory")
+        return super().store(name)
+
+
+def test_a_deploy_whose_host_store_cannot_be_made_fails_alone(tmp_path):
+    hosts, config, lines = FullStores(tmp_path / "hosts", Pipes()), SchedulerConfig(), LogLines()
+    scheduler, quarantine = Scheduler(config), Quarantine(tmp_path / "quarantine.json")
+    published = Published(scheduler.cycle)
+    new = spec("f", tenant="ada", dedicated=True)
+    function = SimpleNamespace(id=new.id, manifest=SimpleNamespace(tenant="ada"), store=new.store, blobs=new.blobs)
+
+    async def scene():
+        def post(event):
+            loop.post(event)
+
+        async with asyncio.TaskGroup() as tasks:
+            registry, calls = Registry(hosts, published, post, lines), Calls(post, published, quarantine)
+            registry.functions[new.id] = function
+            processes = SimpleNamespace(queue=FairQueue())
+            effects = NodeEffects(registry, processes, calls, hosts, config, tasks, post, lines)
+            journal = Journal(config, 10)
+            loop = Loop(scheduler, published, journal, effects, lambda *step: None, quarantine, Faults(lines))
+            with pytest.raises(NoSpaceError, match="no room for a directory"):
+                await calls.ask(new.id, Deployed(new, on_trial=True))
+            # The blocks that the load would have brought are dropped.
+            assert any(isinstance(action, Drop) for entry in journal.recent for action in entry.actions)
+            assert not loop.broken.done()
+            effects.close()
+
+    asyncio.run(scene())
 
 
 @pytest.mark.parametrize("error", [NoSpaceError("full"), OSError("full"), MemoryError()])

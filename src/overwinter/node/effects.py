@@ -146,7 +146,11 @@ class NodeEffects:
 
     def _drop(self, addresses: frozenset[Address], store: StoreName) -> None:
         """Drop blocks from a host store. A process that had one gets its new file with the next function using it."""
-        self._hosts.store(store).begin_drop(addresses)
+        host = self._hosts.every().get(store)
+        if host is None:
+            # Its directory could not be made, so the load failed that would have brought blocks.
+            return
+        host.begin_drop(addresses)
         self._processes.mark_dropped(addresses)
         self.executors.mark_dropped(addresses)
         if not self._processes.forks.closing:
