@@ -154,6 +154,36 @@ def test_a_new_version_answers_if_the_promoted_one_was_removed_during_its_trial(
     run(hosted, scene)
 
 
+def test_a_promoted_version_stays_until_the_catalog_knows_that_a_newer_one_passed_its_trial(hosted, monkeypatch):
+    async def scene(node, first, second) -> None:
+        await node.deploy(first)
+        await node.deploy_pipeline(pipeline(first.name), first.tenant)
+        await node.set_traffic(first.name, (Share(1, 100),))
+        proves, may_prove, prove = threading.Event(), threading.Event(), node.repository.prove
+
+        def prove_when_allowed(*version) -> None:
+            proves.set()
+            assert may_prove.wait(60.0)
+            prove(*version)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node.repository, "prove", prove_when_allowed)
+            deploying = asyncio.create_task(node.deploy(second))
+            try:
+                await until(proves.is_set)
+                assert node.versions(first.name) == [1, 2]
+                with pytest.raises(ConflictError, match="version 1 of .* gets 100 per cent"):
+                    await node.remove(first.name, 1)
+            finally:
+                may_prove.set()
+                await deploying
+        assert node.versions(first.name) == [1, 2]
+        assert node.view("passes", None).state == "READY"
+        await node.remove("passes", None)
+
+    run(hosted, scene)
+
+
 def test_the_author_of_a_taken_name_does_not_learn_of_the_owners_pipelines(hosted):
     async def scene(node, first, second) -> None:
         await node.deploy(first)

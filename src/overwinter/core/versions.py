@@ -6,13 +6,14 @@ round robin chooses the version from the previous choices. Because nothing is ra
 hundred consecutive requests are divided exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from overwinter.core.errors import CallerError
+from overwinter.core.errors import CallerError, ConflictError
+from overwinter.core.ids import FunctionName
 
 WHOLE = 100
 """All requests, in per cent."""
@@ -42,6 +43,16 @@ def check_shares(shares: Shares) -> None:
     total = sum(share.percent for share in shares)
     if shares and total != WHOLE:
         raise CallerError(f"the shares are {total} per cent together: they must be {WHOLE}")
+
+
+def check_removal(name: FunctionName, shares: Shares, gone: Collection[int]) -> None:
+    """Raise ConflictError when a version to be removed has a share."""
+    for share in shares:
+        if share.version in gone:
+            raise ConflictError(
+                f"version {share.version} of {name!r} gets {share.percent} per cent of the requests without a version: "
+                "promote another version first"
+            )
 
 
 def default_of(versions: Sequence[int], shares: Shares) -> int:

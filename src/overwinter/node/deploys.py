@@ -22,7 +22,7 @@ from overwinter.core.events import Deployed, Removed
 from overwinter.core.ids import Address, FunctionName, StoreName, TenantId, function_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import requests_of_run_max
-from overwinter.core.versions import default_of
+from overwinter.core.versions import check_removal, default_of
 from overwinter.model.program import Program, decode_program, validate
 from overwinter.node import clock
 from overwinter.node.completion import completed
@@ -238,14 +238,17 @@ class Deploys:
             self._post(Removed(part.id))
 
     async def _protect(self, name: FunctionName, gone: int | None) -> None:
-        """Raise ConflictError if a pipeline needs a version that is to be removed, or with None any version of the
-        function.
+        """Raise ConflictError if a version that is to be removed, or with None any version of the function, is needed
+        by a pipeline, or has a share of the requests while others remain.
         """
         versions = self._versions_of(name)
         left = [version for version in versions.numbers if gone not in (None, version)]
-        # A version with a share is removed only together with all others.
+        removed = set(versions.numbers) - set(left)
+        if left:
+            # The catalog would allow it as long as it does not know that those that remain have passed their trial.
+            check_removal(name, versions.shares, removed)
         default = self._registry.view(name, default_of(left, versions.shares)) if left else None
-        await self._pipelines.protect(name, default, set(versions.numbers) - set(left))
+        await self._pipelines.protect(name, default, removed)
 
     def _restore_parts(self, function: DeployedFunction) -> str:
         """Divide a stored function as at its deploy, by the devices that the node has now. Return why that is

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 from overwinter.core.errors import CallerError, ConflictError, ForbiddenError, NotFoundError, StoreError
 from overwinter.core.ids import FunctionName, TenantId
+from overwinter.core.versions import check_removal
 from overwinter.store.compatibility import stored_manifest, stored_pipeline
 from overwinter.store.database import Database
-from overwinter.store.traffic import check_removal, forget
+from overwinter.store.traffic import forget, stored_shares
 
 BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX, TENANT_PROFILES_MAX = 10_000, 5000
@@ -174,7 +175,7 @@ class Catalog:
                 # once it passes.
                 forget(db, name)
             else:
-                check_removal(db, name, gone)
+                check_removal(name, stored_shares(db, name), gone)
             db.executemany("DELETE FROM functions WHERE name = ? AND version = ?", [(name, number) for number in gone])
         return gone
 

@@ -1,11 +1,10 @@
 """Stores which versions get the requests that name no version, in a table of the catalog's file."""
 
 import sqlite3
-from collections.abc import Collection
 
 import msgspec
 
-from overwinter.core.errors import ConflictError, NotFoundError
+from overwinter.core.errors import NotFoundError
 from overwinter.core.ids import FunctionName
 from overwinter.core.versions import Shares
 from overwinter.store.database import Database
@@ -46,12 +45,7 @@ def forget(db: sqlite3.Connection, name: FunctionName) -> None:
     db.execute("DELETE FROM traffic WHERE name = ?", (name,))
 
 
-def check_removal(db: sqlite3.Connection, name: FunctionName, gone: Collection[int]) -> None:
-    """Raise ConflictError when a version to be removed has a share."""
+def stored_shares(db: sqlite3.Connection, name: FunctionName) -> Shares:
+    """Return the shares of a function."""
     row = db.execute("SELECT shares FROM traffic WHERE name = ?", (name,)).fetchone()
-    for share in () if row is None else _decode(row[0]):
-        if share.version in gone:
-            raise ConflictError(
-                f"version {share.version} of {name!r} gets {share.percent} per cent of the requests without a version: "
-                "promote another version first"
-            )
+    return () if row is None else _decode(row[0])
