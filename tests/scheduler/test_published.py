@@ -20,6 +20,7 @@ def everything(published: Published, world: World) -> list[object]:
     """All that can be asked."""
     ids, names = list(world.state.functions), list(world.state.versions)
     tenants = {each.spec.tenant for each in world.state.functions.values()}
+    stores = {(each.spec.tenant, each.spec.store) for each in world.state.functions.values()}
     blocks = {address for each in world.state.functions.values() for address in each.sizes}
     return [
         [published.function(id_, world.now) for id_ in ids],
@@ -27,7 +28,7 @@ def everything(published: Published, world: World) -> list[object]:
         [published.family(id_) for id_ in ids],
         [published.functions_of(tenant) for tenant in tenants],
         [(published.default(name), published.versions(name)) for name in names],
-        [published.held(tenant, blocks) for tenant in tenants],
+        [published.held(tenant, store, blocks) for tenant, store in sorted(stores)],
         (
             published.families(),
             published.busy(),
@@ -71,8 +72,9 @@ def test_it_agrees_with_the_tables(seed, steps):
         assert set(published.functions_of(function.spec.tenant)) == {
             other.spec.id for other in state.functions.values() if other.spec.tenant == function.spec.tenant
         }
-        own = [each for each in state.functions.values() if each.spec.tenant == function.spec.tenant]
-        assert published.held(function.spec.tenant, function.sizes) == {
+        tenant, store = function.spec.tenant, function.spec.store
+        own = [each for each in state.functions.values() if (each.spec.tenant, each.spec.store) == (tenant, store)]
+        assert published.held(tenant, store, function.sizes) == {
             address
             for address in function.sizes
             if any(address in each.sizes for each in own if each.loaded or each.loading is not None)

@@ -24,7 +24,7 @@ class TenantBlocks:
         """Create it for the blocks of `function`."""
         self._host = hosts.store(function.store)
         addresses = (blob.address for blob in function.manifest.blobs())
-        self._own = published.held(function.manifest.tenant, addresses)
+        self._own = published.held(function.manifest.tenant, function.store, addresses)
 
     def holds(self, address: Address) -> bool:
         """Whether the store has the block, and the tenant may know."""
@@ -63,7 +63,7 @@ class FunctionInfo(FunctionFacts, frozen=True, kw_only=True):
     nbytes: int
     """The bytes of all its blobs."""
     missing_bytes: int
-    """The bytes of its blobs that no function of its tenant has in the host store."""
+    """The bytes of its blobs that no function of its tenant has in its host store."""
     created: float
     """The time of the deploy, in seconds since 1970."""
     sharing: FamilySnapshot | None = None

@@ -32,7 +32,7 @@ def hold(cycle: Cycle, function: Function) -> None:
     if function.spec.settings.pinned:
         pinned = cycle.state.pinned.setdefault(function.spec.store, HeldBlocks())
         pinned.hold(function.spec.id, function.sizes)
-    cycle.state.tenant(function.spec.tenant).hold(function.sizes.keys())
+    cycle.state.tenant(function.spec.tenant).hold(function.spec.store, function.sizes.keys())
     _count(cycle, function.spec.store)
 
 
@@ -51,7 +51,7 @@ def release(cycle: Cycle, function: Function) -> None:
             pinned = cycle.state.pinned[function.spec.store]
             pinned.release(function.spec.id, function.sizes)
             pinned.remove_unused(set(function.sizes))
-        cycle.state.tenant(function.spec.tenant).release(function.sizes.keys())
+        cycle.state.tenant(function.spec.tenant).release(function.spec.store, function.sizes.keys())
     if function.pool is not None:
         residency.forget(cycle, function)
         fixed_devices.release(cycle, function)

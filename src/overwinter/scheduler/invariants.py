@@ -4,7 +4,6 @@ check them.
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import chain
 from math import inf
 
 from overwinter.core.ids import Address, FunctionId, RequestId, StoreName
@@ -139,7 +138,8 @@ def _check_tenants(cycle: Cycle) -> None:
         functions = {each.spec.id for each in state.functions.values() if each.spec.tenant == id_}
         assert functions == set(tenant.functions), f"the functions of tenant {id_} are wrong"
         kept = [each for each in map(state.functions.__getitem__, functions) if each.loaded or each.loading is not None]
-        assert tenant.held == Counter(chain.from_iterable(each.sizes for each in kept)), f"wrong blocks of {id_}"
+        held = Counter((each.spec.store, address) for each in kept for address in each.sizes)
+        assert tenant.held == held, f"the blocks of tenant {id_} are wrong"
         own_ahead = any(each.tenant == id_ for each in state.ahead.values())
         assert functions or own or own_ahead or cycle.resources.requests.of(id_), f"tenant {id_} is not needed"
         assert set(tenant.spare) == {worker.id for worker in own if _is_spare(worker)}, (

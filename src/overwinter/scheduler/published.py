@@ -114,10 +114,10 @@ class Published:
         known = self._state.tenants.get(tenant)
         return [] if known is None else list(known.functions)
 
-    def held(self, tenant: TenantId, addresses: Iterable[Address]) -> set[Address]:
-        """Return those of these blocks that a function of the tenant has in a host store, or loads."""
+    def held(self, tenant: TenantId, store: StoreName, addresses: Iterable[Address]) -> set[Address]:
+        """Return those of these blocks that a function of the tenant has in this host store, or loads into it."""
         known = self._state.tenants.get(tenant)
-        return set() if known is None else {address for address in addresses if address in known.held}
+        return set() if known is None else {address for address in addresses if (store, address) in known.held}
 
     def _of(self, tenant: TenantId) -> list[Function]:
         known = self._state.tenants.get(tenant)

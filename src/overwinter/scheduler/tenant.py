@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overwinter.core.ids import Address, FunctionId, TenantId, WorkerId
+from overwinter.core.ids import Address, FunctionId, StoreName, TenantId, WorkerId
 from overwinter.scheduler.forked import ForkFigures
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ class Tenant(msgspec.Struct):
 
     id: TenantId
     functions: dict[FunctionId, None] = msgspec.field(default_factory=dict)
-    held: Counter[Address] = msgspec.field(default_factory=Counter)
-    """The number of its functions that have or await each block in a host store."""
+    held: Counter[tuple[StoreName, Address]] = msgspec.field(default_factory=Counter)
+    """The number of its functions that have or await each block in each host store."""
     spare: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its idle workers for which no request waits, the one spare longest first."""
     draining_without_limit: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
@@ -37,17 +37,17 @@ class Tenant(msgspec.Struct):
     fork_figures: ForkFigures = msgspec.field(default_factory=ForkFigures)
     """The figures that decide whether processes are forked ahead for it."""
 
-    def hold(self, addresses: Iterable[Address]) -> None:
-        """Count a function with these blocks."""
-        self.held.update(addresses)
+    def hold(self, store: StoreName, addresses: Iterable[Address]) -> None:
+        """Count a function with these blocks in a host store."""
+        self.held.update((store, address) for address in addresses)
 
-    def release(self, addresses: Iterable[Address]) -> None:
-        """Count a function with these blocks no longer."""
-        for address in addresses:
-            if self.held[address] > 1:
-                self.held[address] -= 1
+    def release(self, store: StoreName, addresses: Iterable[Address]) -> None:
+        """Count a function with these blocks in a host store no longer."""
+        for block in ((store, address) for address in addresses):
+            if self.held[block] > 1:
+                self.held[block] -= 1
             else:
-                del self.held[address]
+                del self.held[block]
 
     @property
     def first_waiting(self) -> FunctionId | None:
