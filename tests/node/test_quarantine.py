@@ -8,8 +8,10 @@ import torch
 from overwinter.api.deployer import package
 from overwinter.bootstrap import running
 from overwinter.core.call import Call
-from overwinter.core.config import NodeConfig
+from overwinter.core.config import NodeConfig, SchedulerConfig
+from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import OverwinterError, QuarantineError
+from overwinter.core.function import Settings
 from overwinter.core.tensor import Tensor
 from overwinter.model.export import export
 from overwinter.node.quarantine import Quarantine
@@ -29,11 +31,11 @@ class Doubled(torch.nn.Module):
         return {"y": x * 2}
 
 
-def deploy(data, *names: str) -> None:
+def deploy(data, *names: str, device: str = "cpu") -> None:
     repository = Repository(data)
     for name in names:
         made = export(Doubled(), {"x": ONE}, {})
-        packed = package(name, made.program, made.weights)
+        packed = package(name, made.program, made.weights, settings=Settings(device=device))
         for address, content in packed.contents.items():
             repository.put(packed.manifest.tenant, address, bytes(content()), 0.0)
         repository.register(packed.manifest, 0.0)
@@ -77,6 +79,29 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, monkeypa
     monkeypatch.setattr(queueing, "insert", failing)
     asyncio.run(again())
     assert Quarantine(tmp_path / "data" / "quarantine.json").reason("bad@1") == ""
+
+
+def test_the_log_names_the_function_that_ends_the_quarantine_of_a_part(tmp_path):
+    data, said = tmp_path / "data", LogLines()
+    deploy(data, "split", device="any")
+    Quarantine(data / "quarantine.json").add("split:program@1", KeyError("its own"))
+    devices = (DeviceConfig(name="virtual:0", memory_bytes=1 << 20),)
+    config = NodeConfig(
+        data=str(data),
+        host_store=str(tmp_path),
+        profile_on_deploy=False,
+        scheduler=SchedulerConfig(devices=devices),
+    )
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
+            await node.load("split", 1)
+
+    asyncio.run(scene())
+    [at] = [number for number, line in enumerate(said) if "is out of service" in line]
+    assert "a part of function split@1 on the pool is out of service until split@1 is loaded" in said[at]
+    assert said.functions[at] == "split@1"
+    assert Quarantine(data / "quarantine.json").reason("split:program@1") == ""
 
 
 def test_an_unreadable_record_quarantines_no_function(tmp_path):

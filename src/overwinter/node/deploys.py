@@ -19,7 +19,7 @@ from overwinter.core.errors import (
     no_function,
 )
 from overwinter.core.events import Deployed, Removed
-from overwinter.core.ids import Address, FunctionName, StoreName, TenantId, function_id
+from overwinter.core.ids import Address, FunctionName, StoreName, TenantId, function_id, is_part, whole_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import requests_of_run_max
 from overwinter.core.versions import check_removal, default_of
@@ -290,9 +290,7 @@ class Deploys:
             function.undivided = function.id in faults
             quarantined = faults.get(function.id) or self._quarantine.reason(function.id)
             if quarantined:
-                until = "deployed again, or the node is restarted" if function.undivided else "loaded"
-                message = f"function {function.id} is out of service until it is {until}: {quarantined}"
-                self._log(message, function=function.id)
+                self._log_out_of_service(function, quarantined)
             resident = self._registry.is_resident(function)
             self._post(Deployed(function.spec(), resident=resident, quarantined=without_addresses(quarantined)))
         limited = {f"function {function.id}": function.deployment.limited for function in deployed}
@@ -301,6 +299,13 @@ class Deploys:
         for what, every in limited.items():
             for message in every:
                 self._log(f"{what}: {message}")
+
+    def _log_out_of_service(self, function: DeployedFunction, why: str) -> None:
+        """Log that a function, or a part of one, is out of service. Users know and load only whole functions."""
+        whole = whole_id(function.id)
+        what = f"a part of function {whole} on the pool" if is_part(function.id) else f"function {whole}"
+        until = "deployed again, or the node is restarted" if function.undivided else "loaded"
+        self._log(f"{what} is out of service until {whole} is {until}: {why}", function=whole)
 
     def _log_skipped(self, error: StoreError) -> None:
         self._log(f"not served: {error}", level="error")
