@@ -1,3 +1,4 @@
+import errno
 import mmap
 import os
 import shutil
@@ -168,6 +169,23 @@ def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
     cut(host.root / BLOB.address, 4096)
     with pytest.raises(StoreError, match=f"{BLOB.address}.*was truncated.*load"):
         host.open([BLOB.address])
+    assert host.load([BLOB]) == len(DATA)
+    with opened(host, [BLOB.address]) as (descriptor,):
+        assert os.pread(descriptor, len(DATA), 0) == DATA
+
+
+def test_a_cut_block_on_a_full_disk_that_cannot_be_removed_can_be_loaded_again(repository, host, monkeypatch):
+    def unlink(path, missing_ok=False):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    put(repository, BLOB.address, DATA)
+    host.load([BLOB])
+    cut(host.root / BLOB.address, 4096)
+    # Some filesystems need space for a removal.
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        with pytest.raises(StoreError, match="cannot drop blocks .* No space left"):
+            host.open([BLOB.address])
     assert host.load([BLOB]) == len(DATA)
     with opened(host, [BLOB.address]) as (descriptor,):
         assert os.pread(descriptor, len(DATA), 0) == DATA

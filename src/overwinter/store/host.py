@@ -182,12 +182,15 @@ class HostStore:
 
     def drop(self, addresses: Iterable[Address]) -> int:
         """Remove blocks, if resident, and return their bytes; memory is free once the last mapping has ended. Takes
-        0.15 s per GiB.
+        0.15 s per GiB. Raises StoreError if a file cannot be removed, also on a full disk, because `open` raises no
+        other error.
         """
         wanted = tuple(addresses)
         freed = self.begin_drop(wanted)
-        with disk_errors("drop blocks", self.root):
+        try:
             self._removals.remove(map(self._path, wanted))
+        except OSError as error:
+            raise StoreError(f"cannot drop blocks in {self.root}: {error.strerror or error}") from error
         return freed
 
     def begin_drop(self, addresses: Iterable[Address]) -> int:
