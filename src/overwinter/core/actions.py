@@ -199,7 +199,7 @@ class Refuse(_Action, frozen=True):
     message: str
     retry_after_s: float | None = None
     function: FunctionId | None = None
-    """The function of the request; None: no deployed function."""
+    """The function of the request; None: the request names no deployed function."""
 
 
 class LoadFinished(_Action, frozen=True):
@@ -207,6 +207,7 @@ class LoadFinished(_Action, frozen=True):
 
     function: FunctionId
     error: str | None = None
+    """The name of the error's class in core/errors.py; None: it succeeded."""
     reason: str = ""
 
 

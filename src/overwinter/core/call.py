@@ -18,7 +18,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     inputs: list[Tensor]
     """The inputs, which match the specs."""
     timeout_s: float | None = None
-    """The timeout; it cannot exceed that of the function or pipeline."""
+    """The timeout. That of the function or pipeline applies if this is None or longer."""
     priority: int = 0
     """The priority: 1 is served first; 0 means the default, 100."""
     due: Seconds | None = None

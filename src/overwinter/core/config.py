@@ -122,8 +122,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The most seconds that a worker may take to stop."""
     drain_timeout_s: float = 30.0
     """The most seconds that a run may continue after its function is removed or unloaded, or another tenant needs its
-    worker, its device or the memory of its blocks; if each function has a device alone, also if another function needs
-    its device.
+    worker, its device or the memory of its blocks; with the `device_isolation` "function", also if another function
+    needs its device.
     """
     warm_up_max_s: float = 0.5
     """Only programs whose runs are at most this long are compiled in the zygote of their tenant, which cannot fork

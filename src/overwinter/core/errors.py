@@ -136,8 +136,8 @@ class OverloadedError(MachineError):
 
 
 class QuarantineError(OverloadedError):
-    """The function is out of service: the scheduler failed on it, until it is loaded or deployed again; or its program
-    could not be read, until it is deployed again or the node is restarted.
+    """The function is out of service. If the scheduler failed on it, this lasts until it is loaded or deployed again;
+    if its program could not be read, until it is deployed again or the node is restarted.
     """
 
 

@@ -34,8 +34,8 @@ class Deployed(_Event, frozen=True):
     resident: bool = False
     """Whether the host store already has all its blocks."""
     quarantined: str = ""
-    """Why the function is out of service: the scheduler failed on it before the node started, until it is loaded; or
-    its program cannot be read, and the node refuses to load it.
+    """Why the function is out of service; empty: it is not. If the scheduler failed on it before the node started, a
+    load ends that; if its program cannot be read, the node refuses to load it.
     """
 
 
@@ -75,7 +75,7 @@ class Arrived(_Event, frozen=True):
     priority: int = 0
     """The priority: 1 is served first, larger numbers later; 0 means the default, 100."""
     due: Seconds | None = None
-    """When the SLO is missed; None: given by the SLO of its function."""
+    """The due time; None: given by the SLO of its function."""
     caller: tuple[WorkerId, RunId] | None = None
     """The run of a handler that waits for the answer."""
 

@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     timeout_s: float = 60.0
     max_batch: int = 1
     """The most requests in one run. More than 1 is allowed for models whose requests get the same results in a shared
-    run as alone; with 1, answers are equal bit for bit to those of a separate run.
+    run as alone, up to rounding; with 1, answers are equal bit for bit to those of a separate run.
     """
     max_workers: int = 8
     """The most workers; functions that share workers have at most the sum of theirs. The node starts a further one only

@@ -1,4 +1,5 @@
-"""The profile of a program on one machine: `<c, m, b, p, l>` over cores, batch and concurrency, and per layer.
+"""The profile of a program on one machine: cores, memory, batch size, concurrency and latency (`<c, m, b, p, l>`) of
+each measured configuration of a worker, and the latency of each layer.
 
 See Tetris 3.2 and AsyFunc 3.3. All of it is data; the packages worker and profiling measure it.
 """
@@ -80,7 +81,7 @@ class LayerPoint(msgspec.Struct, frozen=True, kw_only=True):
     output_bytes: int
     """The output bytes of one request."""
     latency_s: dict[int, float]
-    """The latency by batch size."""
+    """The latency on one core, by batch size."""
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

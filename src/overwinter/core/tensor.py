@@ -126,8 +126,8 @@ def _check_end(view: memoryview, count: int, at: int, found: int) -> None:
 
 
 def check_size(tensor: Tensor, elements_max: int = ELEMENTS_MAX) -> None:
-    """Raise CallerError unless the datatype is known, the shape is valid and the bytes fill it exactly; a BYTES tensor
-    may have `elements_max` elements.
+    """Raise CallerError unless the datatype is known, the shape is valid and the bytes fill it exactly; TooLargeError
+    if a BYTES tensor has more than `elements_max` elements.
     """
     for _ in check_steps(tensor, elements_max):
         pass
@@ -170,7 +170,7 @@ def check_elements(name: str, count: int, elements_max: int) -> None:
     """Raise TooLargeError when a BYTES tensor has too many elements."""
     if count > elements_max:
         raise TooLargeError(
-            f"BYTES tensor {name!r} has {count} elements, and only {elements_max} more are accepted in one request: "
+            f"BYTES tensor {name!r} has {count} elements, and the limit for a request leaves {elements_max} for it: "
             "send fewer, one element that holds them all, or start the node with a larger --elements-max"
         )
 

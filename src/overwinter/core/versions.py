@@ -91,8 +91,8 @@ class Versions(msgspec.Struct):
         return first
 
     def split(self, shares: Shares) -> None:
-        """From now on these versions get the requests without a version. If one of them does not exist, the newest gets
-        all.
+        """From now on these versions get the requests without a version. If one of them is not in `numbers`, the newest
+        version gets all.
         """
         self.shares = shares if all(share.version in self.numbers for share in shares) else ()
         self._credits = {share.version: 0 for share in self.shares}
@@ -103,7 +103,9 @@ class Versions(msgspec.Struct):
         self.numbers.sort()
 
     def discard(self, version: int) -> None:
-        """Remove a version, if it exists."""
+        """Remove a version, if it exists. If it has a share, the split ends, and the newest version gets all requests
+        without a version.
+        """
         if version in self.numbers:
             self.numbers.remove(version)
             if any(share.version == version for share in self.shares):
