@@ -1,12 +1,12 @@
 """The format of a block file, and its address.
 
-    weight | zeros to 64 | weight | ... | layout text | its length, 4 bytes little-endian
+    weight | zeros to a multiple of 64 bytes | weight | ... | layout text | its length, 4 bytes little-endian
 
-The layout has one line `dtype[size,size,...]` for each weight, in order; the offsets follow from it. Weights have no
-names here, so that the same bytes under two names are one block. The address is the BLAKE3 of the whole file including
-the layout: equal addresses mean equal types and shapes, not merely equal bytes. The order of a weight's dimensions in
-memory is in the program only (`Weight.order`). Other blobs (a program, a handler's source, an asset) are raw bytes with
-the same addressing.
+The layout has one line `dtype[size,size,...]` for each weight, in order; the offsets follow from it. The layout text
+and its length are the trailer. Weights have no names here, so that the same bytes under two names are one block. The
+address is the BLAKE3 of the whole file including the trailer: equal addresses mean equal types and shapes, not merely
+equal bytes. The order of a weight's dimensions in memory is in the program only (`Weight.order`). Other blobs (a
+program, a handler's source, an asset) are raw bytes with the same addressing.
 """
 
 import re

@@ -26,7 +26,7 @@ BUSY_TIMEOUT_S = 30.0
 PROFILES_MAX, TENANT_PROFILES_MAX = 10_000, 5000
 """How many profiles are kept for a machine, at most: of all tenants together, and of one tenant."""
 NAMES_MAX = 10_000
-"""The latest names of a tenant, used or not, whose last version is known."""
+"""How many of a tenant's latest names, used or not, keep their last version in the catalog."""
 _SCHEMAS = (
     (
         "CREATE TABLE node (identity TEXT NOT NULL)",
@@ -192,7 +192,7 @@ class Catalog:
             db.execute("DELETE FROM functions WHERE NOT proven")
 
     def get(self, name: FunctionName, version: int | None) -> Row:
-        """Return one version, or the newest with None; raise NotFoundError if there is none."""
+        """Return one version, or the newest with None, even if it is on trial; raise NotFoundError if there is none."""
         with self.file.reading() as db:
             row = db.execute(
                 """SELECT name, version, manifest, created, tenant FROM functions

@@ -1,6 +1,7 @@
 """Reads data that an older version of Overwinter stored, so that a node can start with it.
 
-A renamed setting gets its new name. A number outside today's bounds is replaced by the nearest bound, and reported.
+A renamed setting gets its new name. A number outside today's bounds is replaced by the nearest allowed one, and
+reported.
 """
 
 import re

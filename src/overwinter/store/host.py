@@ -61,7 +61,7 @@ class VerificationCounts(msgspec.Struct):
 
 
 WAIT_S = 0.1
-"""How often a load that waits for another one, or for a removal, calls its `pause`."""
+"""The longest time between two calls of `pause` by a load that waits for another one, or for a removal."""
 
 
 class Swept(msgspec.Struct, frozen=True):

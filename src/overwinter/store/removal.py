@@ -32,7 +32,9 @@ class Removals:
             return tuple(self._files.values())
 
     def remove(self, paths: Iterable[Path] | None = None) -> None:
-        """Remove these files, or all. Raises OSError; the file then counts as removed, because a load replaces it."""
+        """Remove these files, or all. Raises OSError for the first that cannot be removed: it counts as removed,
+        because a load replaces it, and the files after it stay in the list.
+        """
         for path in self._all() if paths is None else paths:
             # A load may write a file again as soon as it counts as removed, so only one thread removes at a time.
             with self._removing:

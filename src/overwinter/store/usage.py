@@ -31,7 +31,7 @@ class Amounts(msgspec.Struct, frozen=True):
     device_s: float = 0.0
     """The run time on devices."""
     idle_device_s: float = 0.0
-    """The time in the host store without a run on a device."""
+    """The time in the host store without a run, for functions that run on devices."""
     moved_bytes: float = 0.0
     """The bytes that were transferred to devices for runs."""
     device_byte_s: float = 0.0
