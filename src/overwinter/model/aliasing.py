@@ -54,7 +54,8 @@ def check_span(program: Program, start: int, stop: int) -> None:
         target = written_slot(program.calls[index])
         if target is not None and group[target] in stale:
             raise ProgramError(
-                f"calls {start} to {stop} cannot run separately: call {index} writes to an earlier value"
+                f"calls {start} to {stop} cannot run separately: call {index} writes to the memory of an earlier value "
+                "that later calls need"
             )
 
 

@@ -87,7 +87,7 @@ def distinct(conditions: Iterable[Condition]) -> list[Condition]:
 def narrowed(ranges: Ranges, conditions: Sequence[Condition]) -> tuple[Ranges, list[Condition]]:
     """Return the ranges narrowed by conditions on a single size, and the remaining conditions.
 
-    Raises ProgramError if none of the tried values of a size, at most WINDOW, meets its conditions.
+    Raises ProgramError if none of the first WINDOW values in the range of a size meets its conditions.
     """
     ranges = dict(ranges)
     settled: set[str] = set()

@@ -46,7 +46,7 @@ class DeclaredOutputs:
         ]
 
     def fault(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-        """Return the first output that differs from its declaration for these inputs; empty if none does.
+        """Return how the first output that differs from its declaration for these inputs does so; empty if none does.
 
         Sizes computed from others are not checked.
         """

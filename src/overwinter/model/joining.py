@@ -43,7 +43,7 @@ def batching(
     `request` draws a request with a number of rows from a seed, and `answer` runs the program or raises. Each request
     must get the answer that it gets alone, within `bound`. Each of two requests, in either order, must also get the
     same answer, within a hundredth of `bound`, beside the other one as beside a copy of itself; the other one is in
-    turn a random, an equal and an extreme request.
+    turn a random request, an equal one, and each of `_extremes`.
     """
     low, high = program.dimensions.get(BATCH, (1, 1))
     if program.batching_obstacle:
@@ -86,7 +86,9 @@ def _influence(
 ) -> str:
     """Return how the answer to a request depends on the other requests of its run; empty if it does not.
 
-    Each of the two must get the same answer beside the other as beside one like itself, whichever comes first.
+    Each of `own` and one of `others` must get the same answer beside the other as beside a copy of itself, whichever
+    comes first. `wanted`: what `own` got as the first of a shared run with another request, in place of its answer as
+    the first of two copies.
     """
     for different in others:
         pairs = [((own, own), (own, different), 0), ((different, different), (own, different), 1)]

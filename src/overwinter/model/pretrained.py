@@ -146,7 +146,7 @@ def _check_code(path: Path, config: Any) -> None:
 def _check_files(path: Path) -> None:
     """Raise ProgramError if weights would be read from anything but safetensors of the directory."""
     if (path / "adapter_config.json").exists():
-        raise ProgramError(f"{path} is an adapter, which other code would add; merge it into its model and save that")
+        raise ProgramError(f"{path} is an adapter, which needs other code; merge it into its model and save that")
     parts = read_json(path / _INDEX).get("weight_map") if (path / _INDEX).exists() else {}
     for name in parts.values() if isinstance(parts, dict) else (parts,):
         if not (isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*\.safetensors", name)):

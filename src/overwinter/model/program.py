@@ -208,7 +208,8 @@ def _check_layers(program: Program) -> None:
     at = 0
     for layer in program.layers:
         _check_text("the path of each layer", layer.path)
-        _require(layer.start == at and layer.stop > at, f"layer {layer.path!r} does not begin where the last one ends")
+        follows = layer.start == at and layer.stop > at
+        _require(follows, f"layer {layer.path!r} has no calls, or does not begin where the one before it ends")
         counts = (layer.macs, layer.weight_bytes, layer.output_bytes)
         _require(all(count >= 0 for count in counts), f"layer {layer.path!r} has a negative count")
         at = layer.stop
