@@ -117,9 +117,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     attempts_max: int = 2
     """The most attempts of a request: by default one retry after a crash."""
     start_timeout_s: float = 120.0
-    """The most seconds from the fork of a worker until it is ready."""
+    """The most seconds from the fork of a worker or an executor until it is ready, and the most of a bind in a worker.
+    """
     stop_timeout_s: float = 2.0
-    """The most seconds that a worker may take to stop."""
+    """The most seconds that a worker or an executor may take to stop; then it is killed."""
     drain_timeout_s: float = 30.0
     """The most seconds that a run may continue after its function is removed or unloaded, or another tenant needs its
     worker, its device or the memory of its blocks; with the `device_isolation` "function", also if another function

@@ -42,7 +42,7 @@ Availability = Literal["READY", "UNAVAILABLE", "LOADING"]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a function, chosen by its owner; every bound has a unit."""
+    """The settings of a function, chosen by its owner."""
 
     slo_ms: float | None = None
     timeout_s: float = 60.0
@@ -73,7 +73,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dedicated: bool = False
     """Whether its blocks are in the tenant's own host store, shared with functions of that tenant only."""
     memory_mib: int = 4096
-    """The most private memory of one worker: its heap and that of PyTorch, without the shared weights."""
+    """The most private memory of one worker: its heap and that of PyTorch, without the shared weights. A node that
+    allows its workers less memory limits it to that.
+    """
     isolation: Literal["family", "function"] = "family"
     """Whether its workers are shared with the other functions of its family (`family`; docs/decisions/families.md has
     the conditions), or with none (`function`).

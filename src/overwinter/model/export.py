@@ -257,7 +257,7 @@ def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
                 raise ProgramError(
                     f"dimension {label!r} cannot vary freely: the model needs {label} = {low}"
                     f"{fixing_line(tensor, name, dim)}; to fix it to the example's size, leave it out of `dynamic` "
-                    "(pass {} if it is not given: then the first dimensions vary), or change the model"
+                    "(without `dynamic` the first dimensions vary: pass {} to fix all sizes), or change the model"
                 )
 
 

@@ -73,8 +73,8 @@ def check_saved(path: Path) -> None:
     """Raise ProgramError with the finding, unless opening the file executes nothing from the file."""
     for place, what in _findings(path):
         raise ProgramError(
-            f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Save it again "
-            "without code, by torch.export.save of plain tensors; or, if you trust its author, deploy it with --trust"
+            f"{path.name} holds {what} ({place}): opening it may run code that comes with the file. Save the program "
+            "again, by torch.export.save, with plain tensors only; or, if you trust its author, deploy it with --trust"
         )
 
 

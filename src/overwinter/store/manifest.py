@@ -2,7 +2,8 @@
 
 A manifest names a function's blobs by address, and gives the position of each weight in them. The deployer sends it
 after the blobs, and the repository keeps it. It is encoded as readable JSON. `decode_manifest` checks all that the
-manifest alone shows; the repository compares it with the blobs and the program.
+manifest alone shows. The repository compares it with the sizes of the blobs, and layouts.py with the program and the
+layouts of the blocks.
 """
 
 from collections import Counter

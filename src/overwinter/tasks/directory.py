@@ -146,7 +146,7 @@ def _check_complete(path: Path, task: str) -> None:
     head, files = TASKS[task].head, TASKS[task].files
     [kind, *_] = config.get("architectures") or ["model without a class name"]
     if head not in kind:
-        raise ProgramError(f"{path} contains a {kind}; {task} needs a model ...{head}")
+        raise ProgramError(f"{path} contains a {kind}; {task} needs a class named ...{head}")
     for file, writer in files.items():
         if not (path / file).is_file():
             remedy = f'{writer}.from_pretrained("...").save_pretrained("{path}") of transformers writes it'
