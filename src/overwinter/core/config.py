@@ -241,7 +241,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     as much.
     """
     memory_free_min_bytes: int = 512 << 20
-    """With less available memory the node evicts unused blocks, unbinds unused functions and stops idle workers."""
+    """With less available memory the node stops processes forked ahead, evicts unused blocks, unbinds unused functions
+    and stops workers: idle ones, then those that use far more memory than expected.
+    """
     zygotes_max: int = 32
     """The most tenants with a zygote; an unused zygote is stopped for another tenant."""
     zygote_timeout_s: float = 5.0

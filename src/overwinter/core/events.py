@@ -53,7 +53,7 @@ class TrafficSet(_Event, frozen=True):
 
 
 class LoadAsked(_Event, frozen=True):
-    """A caller wants the function to be awake now, and available if it was unloaded."""
+    """A caller wants the function to be awake now. If it was unloaded, it becomes available again."""
 
     function: FunctionId
 

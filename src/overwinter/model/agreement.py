@@ -51,9 +51,9 @@ def agree(exported: Exported, max_batch: int = 1) -> Agreed:
     """Compare a program with its model, and exclude sizes at which they differ.
 
     The minimum of a size that is wrong at 1 becomes 2; if only one of program and model accepts larger values of a
-    size, its maximum becomes the example's. Sizes that a check of the program refuses are only noted, but 1 counts as
-    wrong if it is refused with all tried values of the other sizes. Raises ProgramError for any other difference, and
-    for a model that fails at the example's sizes or keeps state.
+    size, its maximum becomes the example's, or 2 if that is 1. Sizes that a check of the program refuses are only
+    noted, but 1 counts as wrong if it is refused with all tried values of the other sizes. Raises ProgramError for any
+    other difference, and for a model that fails at the example's sizes or keeps state.
     """
     assert exported.reference is not None, "only a newly exported program can be compared"
     comparison = _Comparison(exported.program, exported.weights, exported.reference)
@@ -88,9 +88,9 @@ def _try_least(comparison: "_Comparison", base: Sizes) -> None:
 
 
 def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
-    """Try all sizes at 1.5 times the example's, made odd and within their ranges; at twice the example's if program and
-    model both fail there, or a check of the program refuses these sizes. If only the program or only the model fails,
-    try each size separately.
+    """Try all sizes at 1.5 times those of `base`, made odd and within their ranges; at twice those of `base` if program
+    and model both fail there, or a check of the program refuses these sizes. If only the program or only the model
+    fails, try each size separately.
     """
     for factor, odd in ((1.5, 1), (2, 0)):
         larger = {name: min(comparison.ranges[name][1], int(size * factor) | odd) for name, size in base.items()}
@@ -104,8 +104,8 @@ def _try_larger(comparison: "_Comparison", base: Sizes) -> None:
 
 
 def _lower_maxima(comparison: "_Comparison", base: Sizes, larger: Sizes, fault: _Fault) -> None:
-    """Let each size end at the example's if its larger value alone causes a fault. Raise ProgramError if none does, if
-    outputs differ, or if the remaining sizes together cause a fault.
+    """Lower the maximum of each size whose larger value alone causes a fault to its value in `base`. Raise ProgramError
+    if none does, if outputs differ, or if the remaining sizes together cause a fault.
     """
     alone = {name: comparison.fault_at({**base, name: size}) for name, size in larger.items()}
     found = {name: each for name, each in alone.items() if each is not None}
