@@ -49,7 +49,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     cores: int
     memory_bytes: int
-    """The private memory of one worker with this configuration, without its shared weights."""
+    """The peak private memory of one worker with this configuration, without its shared weights."""
     batch: int
     concurrency: int
     latency_s: float

@@ -163,7 +163,7 @@ class HostStore:
         return descriptors
 
     def collapse_pages(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
-        """Collapse the pages of resident blocks into huge pages if the kernel can, and return the number of blocks.
+        """Collapse the pages of resident blocks into huge pages where the kernel can; return how many it collapsed.
         `pause` is called before each block, because this is slow.
         """
         collapsed = 0
