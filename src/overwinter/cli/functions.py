@@ -111,7 +111,7 @@ def _is_confirmed(what: str) -> bool:
 def load(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
     """Wake a function, or all functions of a pipeline, and accept requests again.
 
-    NAME alone loads the versions that get the requests that name none.
+    NAME alone loads the versions that get the requests that name no version.
     """
     from overwinter.api.deployer import DEPLOY_TIMEOUT_S
 

@@ -38,7 +38,7 @@ STARTS = {
     type=assignment,
     metavar="NAME=VALUE",
     multiple=True,
-    help="Input: JSON, plain text for BYTES, or @file (.json, .npy; any file for BYTES). Repeat for more inputs.",
+    help="Input: JSON, plain text for BYTES, or @file (.json, .npy; any other file for BYTES). Repeat for more inputs.",
 )
 @click.option(
     "--from",

@@ -28,13 +28,13 @@ def number_list(value: str) -> tuple[int, ...]:
     "--batches",
     type=number_list,
     metavar="LIST",
-    help="Batch sizes, for example 1,2,4. [default: 1,2,4 and so on, up to its max_batch]",
+    help="Batch sizes, for example 1,2,4. [default: 1,2,4 and so on, up to the function's max_batch]",
 )
 @click.option(
     "--concurrency",
     type=number_list,
     metavar="LIST",
-    help="Concurrent runs, for example 1,2. [default: 1,2,4 and so on, up to its concurrency]",
+    help="Concurrent runs, for example 1,2. [default: 1,2,4 and so on, up to the function's concurrency]",
 )
 @click.option("--layers/--no-layers", default=True, help="Also measure each layer by itself.")
 @click.option("--again", is_flag=True, help="Measure again what is already known.")

@@ -81,7 +81,7 @@ HELP = {
     "zygote_timeout_s": "Seconds within which a zygote must answer or fork; otherwise it is replaced.",
     "warm_up_timeout_s": "Seconds that compiling a program in advance may take.",
     "imports": "Modules that handlers use, for example numpy,scipy.signal. They are imported once, not at each wake.",
-    "device_isolation": "Who shares a device at one time: all tenants, one tenant, or one function alone.",
+    "device_isolation": "Who uses a device at one time. none: all tenants. tenant: one tenant. function: one function.",
     "backoff_first_s": "Seconds before a function that failed to start is tried again.",
     "backoff_max_s": "Most seconds between two such attempts.",
     "retry_after_min_s": "Lowest Retry-After of a refusal by the scheduler, in seconds.",
@@ -213,7 +213,7 @@ def _checked_config(values: dict[str, Any], insecure: bool, log_format: LogForma
 
 
 def _announce_ready(config: NodeConfig, port: int, port_file: Path | None, output: str) -> None:
-    """Announce that the node is ready: to the port file, as JSON, in the log or on the terminal."""
+    """Write the port file, if any, and announce that the node is ready: as JSON, in the log or on the terminal."""
     if port_file is not None:
         write_port(port_file, port)
     url = f"http://[{config.host}]:{port}" if ":" in config.host else f"http://{config.host}:{port}"

@@ -34,7 +34,7 @@ _directory = click.Path(file_okay=False, path_type=Path)
 @click.command()
 @click.argument("scenario", type=_existing_file)
 @click.option(
-    "--capacity", type=click.FloatRange(0, 1, min_open=True), help="Find how many copies reach this attainment."
+    "--capacity", type=click.FloatRange(0, 1, min_open=True), help="Find the most copies that reach this attainment."
 )
 @click.option("--traces", type=_directory, help="Directory of the recorded traces. [default: the scenario's]")
 @click.option("--out", type=_directory, help="Directory for results. [default: simulated/SCENARIO]")

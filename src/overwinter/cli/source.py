@@ -36,8 +36,8 @@ def open_source(
     """Open the model that `source` names; for a `.pt2` file or a directory of `transformers` return the path.
 
     Modules are searched for in `directory` first. `task` and `options` apply to a directory of `transformers`. Raises
-    CallerError if `source` names nothing, or no directory although one of them is given; AuthorError if the author's
-    code fails.
+    CallerError if `source` names nothing, or if one of these two is given and `source` is no directory; AuthorError if
+    the author's code fails.
     """
     path = directory / source
     if path.is_dir():

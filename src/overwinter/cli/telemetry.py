@@ -120,7 +120,7 @@ def explain(function: tuple[str, int | None], tenant: str, url: str, as_json: bo
 def logs(function: tuple[str, int | None], tenant: str, url: str, as_json: bool) -> None:
     """Show the last lines that a function's code printed, the oldest first.
 
-    Functions that share workers share their output. The node keeps the last few hundred lines of each family in memory.
+    Functions that share workers share their output. The node keeps at most the last 500 lines of each family.
     """
     with connect(url, tenant=tenant) as client:
         lines = client.logs(*function)

@@ -35,7 +35,7 @@ def token() -> None:
     """Manage the tokens and quotas of a node.
 
     These commands change files in the node's data directory, so the administrator runs them on the node's machine. A
-    running node applies the changes at once. After the first token was created the node refuses requests without one,
+    running node applies the changes at once. Once a token has been created, the node refuses requests without one,
     except those for its health and its static pages, even if all tokens are revoked.
     """
 

@@ -1,4 +1,4 @@
-"""The commands that choose which versions of a function get the requests that name none."""
+"""The commands that choose which versions of a function get the requests that name no version."""
 
 import click
 

@@ -40,8 +40,9 @@ def capacity(
     """Double the copies until they do not fit, then bisect, assuming that attainment falls with copies. Copies fit if
     the target is reached and no request is lost.
 
-    Raises CallerError if the scenario has applications, if a trace cannot be used, if no function has an SLO, if none
-    with an SLO gets a request after `settle_s`, or if even the largest number of copies that the search tries fits.
+    Raises CallerError if the scenario has applications, if a trace is invalid, if no function has an SLO, if none with
+    an SLO gets a request after `settle_s`, or if even the largest number of copies that the search tries fits. Raises
+    OSError if a trace cannot be read.
     """
     if all(function.settings.slo_ms is None for function in scenario.functions):
         raise CallerError("no function of the scenario has settings.slo_ms, so there is no attainment to reach")

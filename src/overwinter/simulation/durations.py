@@ -1,4 +1,4 @@
-"""The duration of a run on an otherwise idle simulated machine, from the profile of its function."""
+"""The duration of a run on a simulated machine whose other workers are idle, from the profile of its function."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

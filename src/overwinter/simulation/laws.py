@@ -11,10 +11,11 @@ Row = tuple[int, int, int, float, float]
 
 
 class LatencyLaw(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The latency l and the private memory m with c cores, k = c/p for each of p runs at once, of b requests each:
+    """The latency l and the private memory m with c cores and p runs at once of b requests each, so that each run
+    has k = c/p cores:
 
     l = alone · (1 + (b - 1)·(1 - batching)) · S(k) · (1 + crowding·(p - 1))
-    S(k) = serial + (1 - serial)/k from one core on (Amdahl), 1/k where runs share a core
+    S(k) = serial + (1 - serial)/k if k is at least 1 (Amdahl's law), 1/k if it is less
     m = runtime + request·b·p
     """
 

@@ -17,11 +17,12 @@ class ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of most parts of a scenario."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
-        """Raise ValueError unless these numbers are finite and above 0, or at least `least`; None is allowed."""
+        """Raise ValueError unless these numbers are finite and above 0 (at least `least`, if given), or None."""
         for name in names:
             value = getattr(self, name)
             if value is not None and not ((value > 0 if least is None else value >= least) and value < inf):
-                raise ValueError(f"{name} must be {'above 0' if least is None else f'at least {least}'}, got {value}")
+                bound = "above 0" if least is None else f"at least {least}"
+                raise ValueError(f"{name} must be {bound} and finite, got {value}")
 
 
 class Blocks(ScenarioPart, frozen=True, kw_only=True):
@@ -30,7 +31,9 @@ class Blocks(ScenarioPart, frozen=True, kw_only=True):
     mib: float
     count: int = 1
     shared: str | None = None
-    """A key: blocks with the same key and size are the same in all functions. None: each copy has its own blocks."""
+    """A key: entries with the same key and block size, of any functions, have the same blocks. None: each copy has its
+    own blocks.
+    """
     work: float | None = None
     """The time of the calls that use each of them, relative to that of the function's other blocks; by default in
     proportion to their bytes. The time of the program is divided among its slices in this proportion.

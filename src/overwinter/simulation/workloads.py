@@ -122,7 +122,8 @@ Workload = Poisson | MarkovianArrivals | Stable | Periodic | Bursty | MinuteCoun
 def arrivals(workload: Workload, rng: Random, copy: int, base: Path) -> Iterator[float]:
     """Yield arrivals in ascending seconds without end.
 
-    `base`: the directory of relative paths. Raises CallerError for an invalid file.
+    `base`: the directory of relative paths. Raises CallerError for an invalid file, and OSError for one that
+    cannot be read, for `Timestamps` only when the first arrival is taken.
     """
     match workload:
         case Poisson(rate):

@@ -118,8 +118,8 @@ class World:
         }
 
     def run(self, progress: Callable[[float], None] | None = None) -> Report:
-        """Simulate `duration_s`, and then until no request is open, at most for DRAIN_TIMEOUTS; call `progress` at
-        times with the simulated seconds.
+        """Simulate `duration_s`, and then until no request is open, at most for DRAIN_TIMEOUTS times the longest
+        timeout; call `progress` from time to time with the simulated seconds.
         """
         self._begin()
         timeline, handle = self._timeline, self._handle
