@@ -108,7 +108,7 @@ def arrivals(entries: Iterable[Entry]) -> list[tuple[float, str]]:
 
 def read(entries: Sequence[Entry], first_at: float, duration_s: float) -> Report:
     """Return the report of a journal, with all times shifted so that the first request arrives at `first_at`. It ends
-    at `duration_s`, or when the requests that are open then are answered. Earlier steps count as if they were at 0.
+    at `duration_s`, or when the requests that are open then are answered. Steps before 0 count as if they were at 0.
     """
     came = next(entry.now for entry in entries if isinstance(entry.event, Arrived))
     reader = StepReader(duration_s)

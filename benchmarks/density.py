@@ -121,7 +121,9 @@ def many_functions(family: Family, count: int) -> Row:
 
 
 def plain_bytes(family: Family, loader: str, weights: list[Path], inputs: Path) -> Row:
-    """Measure plain processes, one for each of `weights`, which may repeat a file; return the means of one process."""
+    """Measure plain processes, one for each of `weights`, which may repeat a file; return the mean anonymous
+    memory of a process, and the mean bytes of a file that is mapped.
+    """
     with PlainProcesses(family.name, loader, weights, inputs) as processes:
         settled(lambda: memory(processes.pids).anonymous, idle)
         anonymous = memory(processes.pids).anonymous

@@ -42,7 +42,7 @@ ROUNDS = 20
 REGISTERED_BYTES = 512 * MIB
 BLOCK_BYTES = MIB
 FLAGS = {"none": 0, "portable": 1, "read-only": 8, "portable, read-only": 9}
-"""Of cudaHostRegister."""
+"""Flags of cudaHostRegister."""
 
 STEPS = """
 import json, os, sys, time

@@ -3,7 +3,7 @@
 `python -m benchmarks.overhead [--seconds S] [--tokens] [model ...]`: one warm function, no batching (under 16 clients
 the node may add workers), requests encoded in advance, load from a separate process over open connections. The bare
 loop, one client, 16 clients and JSON are measured in turns in the same run. Then a node with only the last model is
-started: the seconds until it is ready with that function in its repository, and the PSS of all its processes with the
+measured: the seconds until it is ready with that function in its repository, and the PSS of all its processes with the
 function awake. With `--tokens` the nodes require tokens; `benchmarks.tokens` compares nodes with and without them.
 
 This process does not import PyTorch: it would share the libraries' pages, and make the node appear smaller.

@@ -3,9 +3,9 @@
 There are two sets of cases, from one seed. `random`: profiles of random models like those of the property tests, with
 36 configurations each. `measured`: four models whose latencies were measured on two cores (ResNet-50 and BERT at
 sequence length 64, which gain little from batches; an MLP of 100 MB and an LSTM, which gain much), with private memory
-modelled as a runtime plus the activations of each concurrent request. A case is a rate, about 0.2 to 12 times the
-throughput of the largest worker, and an SLO, 2, 4 or 8 times the fastest run. A gap is the additional cost relative to
-the integer program's. `first` has the cases with a rate below the throughput of the largest worker, in which one worker
+modelled as a runtime plus the activations of each concurrent request. A case is an SLO, 2, 4 or 8 times the fastest
+run, and a rate, about 0.2 to 12 times the highest throughput of a worker that meets the SLO. A gap is the additional
+memory relative to the integer program's. `first` has the cases with a rate below that throughput, in which one worker
 is enough, as for most functions.
 """
 

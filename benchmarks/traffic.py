@@ -26,7 +26,7 @@ GENERATED: tuple[Workload, ...] = (
     Periodic(0.2 * PER_S, 1.8 * PER_S, 1200.0),
     Bursty(0.5 * PER_S, 6.0, 540.0, 60.0),
 )
-"""Stable, periodic and bursty functions in turn."""
+"""Functions with a constant rate, with a periodic rate and with bursts, in turn."""
 HALVINGS = 40
 
 

@@ -80,7 +80,7 @@ class Architecture(NamedTuple):
         }
 
     def with_fixed_sizes(self) -> list["Architecture"]:
-        """Return the same with only the batch dynamic, if there is another dynamic size."""
+        """Return the same with only the batch dynamic, in a list, which is empty if no other size can be fixed."""
         fixed = {name: self.example[name] for name in self.names if name != "batch"}
         if not fixed or self.default_dynamic:
             return []

@@ -99,7 +99,7 @@ class Calls:
             time.sleep(STOPPED_S)
 
     def _continue_stopped(self) -> None:
-        """Continue a stopped process, if it still exists."""
+        """Continue the stopped processes that still exist."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 if pid in self._attacked.node.pids():

@@ -1,8 +1,8 @@
 """Kind 8: handlers that try every known way out of their sandbox, and tenants that try to access others' data.
 
 Reads are detected by canaries, writes by checking their target. A successful access that affected no canary is a
-failure if its target is not the worker's own (`READS`, `WRITES`); otherwise it is only noted, as a part of the kernel
-that a worker can reach.
+failure if its target is never the worker's own (`READS`, `WRITES`). An open way into the kernel (`SURFACE`) is only
+noted.
 """
 
 import json

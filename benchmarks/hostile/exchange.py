@@ -58,7 +58,7 @@ def connect(port: int, patience_s: float = PATIENCE_S) -> socket.socket:
 def exchange(port: int, parts: bytes | Iterable[bytes], patience_s: float = PATIENCE_S) -> Reply | None:
     """Send bytes over a new connection and wait for one answer.
 
-    None if the node closes without one; HungError if nothing comes, ConnectionError if the port is closed.
+    None if the node closes without one; HungError if it is not complete in time, ConnectionError if the port is closed.
     """
     with connect(port, patience_s) as end:
         try:

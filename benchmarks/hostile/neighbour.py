@@ -1,4 +1,4 @@
-"""Does a node answer a well-behaved client while others attack it? Sends three kinds of requests, each every 10 ms.
+"""Measures the service of a well-behaved client while others attack a node: three kinds of requests, each every 10 ms.
 
 `python -m benchmarks.hostile.neighbour PORT_FILE REQUEST ANSWER` asks whether the node is live, calls a function whose
 answer is known, and sends to an echo process: the control, which shows the delays that the machine alone causes. Each

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     plain: int
     """The plain processes that run at the same time, from which more are extrapolated."""
     runs: int
-    """The measurements of each start with Overwinter; that of a plain process is measured once."""
+    """The measurements of each start with Overwinter. Each start of a plain process is measured once."""
     answers: int
     """The answers in a distribution of latencies."""
 

@@ -1,4 +1,4 @@
-"""How fast does an instance start? The paper's figures 9b, 11b and 14e.
+"""Measures how fast an instance starts: the paper's figures 9b, 11b and 14e.
 
 The time of a start is the time to the first answer minus that of a warm answer. Without Overwinter, a new process
 imports its libraries and loads the model with `torch.load`, from the disk (page cache dropped) or from the page cache;

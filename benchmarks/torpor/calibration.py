@@ -47,7 +47,7 @@ class Devices:
         self.timeline.run_until(0.0)
 
     def run(self, place: int, function: SimulatedFunction, swapped: bool, peer: DeviceId | None = None) -> None:
-        """Run a function on a device that has it, or has nothing of it."""
+        """Run a function on a device that has it; if `swapped`, evict the function first."""
         executor, spec = WorkerId(place), function.spec
         self._began[executor] = self.timeline.now
         missing = sum(spec.weights.values()) if swapped else 0
@@ -75,7 +75,9 @@ class Devices:
 
 
 def table_4(node: Scenario, model: str) -> list[float]:
-    """Return the milliseconds of a model's run alone, as in table 4. Devices 1 and 2 have one of the fastest links."""
+    """Return the milliseconds of a model's run alone, as in table 4. One of the fastest links joins
+    devices 1 and 2.
+    """
     devices = Devices(node)
     function = devices.functions[model]
     found = []

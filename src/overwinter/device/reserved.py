@@ -59,7 +59,7 @@ class ReservedDevice(Device):
         return None
 
     def storage(self, address: Address) -> torch.UntypedStorage:
-        """Return the memory of a block. Views of the arena would share one storage: `as_strided` reaches all of it."""
+        """Return the memory of a block as a separate storage: `as_strided` on a view could reach the whole arena."""
         offset, nbytes = self._arena.extent(address)
         pointer = self._memory.data_ptr() + offset
         storage = torch._C._construct_storage_from_data_pointer(pointer, self.torch_device, nbytes)
