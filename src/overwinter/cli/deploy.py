@@ -102,9 +102,9 @@ def deploy(  # noqa: PLR0913 - one parameter for each option
 
     SOURCE is `module:callable`, which returns (module, example_inputs) or (module, example_inputs, dynamic); a .pt2
     file that torch.export.save wrote; or a directory that transformers saved, which with --task takes texts, images or
-    audio and returns labels, entities, features or texts. Code in a module runs on this machine; code in a .pt2 file
-    or a directory does not, unless it is opened with --trust. The model is exported here, and only blocks that
-    the node does not hold for the tenant are sent. A .toml file defines a pipeline completely, including its name,
+    audio and returns labels, entities, features or texts. Code in a module runs on this machine; no code of a .pt2 file
+    or a directory runs outside a sandbox, unless it is opened with --trust. The model is exported here, and only blocks
+    that the node does not hold for the tenant are sent. A .toml file defines a pipeline completely, including its name,
     and replaces a pipeline of that name.
     """
     if source.endswith(".toml"):
