@@ -13,8 +13,8 @@ are alive at the same time; each has answered a request and is idle.
 
 Pages of shared libraries are not counted, because every process on the machine shares them. The 32 variants have
 different retrained heads: as plain processes with one weights file each, and as 32 functions of one node with one
-worker each. A node limits the workers of a function to its number of cores. So the node with all workers of one
-function is configured with that many cores.
+worker each. A node starts a further worker of a function only while a core is free. So the node with all workers of one
+function is configured with as many cores as workers.
 """
 
 import argparse

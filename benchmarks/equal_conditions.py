@@ -1,8 +1,8 @@
 """Gives a baseline Overwinter's conditions one after the other, to separate their effects from that of its rules.
 
 A baseline as in its paper differs from Overwinter in more than its rules: its workers may copy the runtime and the
-weights, and it reads the rate every 10 s. Each step of the comparison gives it one more of Overwinter's conditions.
-What still differs after the last step is the effect of the rules.
+weights, and it starts further workers only every 10 s, when it reads the rate. Each step of the comparison gives it one
+more of Overwinter's conditions. What still differs after the last step is the effect of the rules.
 """
 
 from collections.abc import Iterator, Mapping

@@ -30,7 +30,7 @@ class Capacity(msgspec.Struct, frozen=True):
     """The most copies that fit; 0 if not even one fits."""
     functions: int
     report: Report | None
-    """The report with the most copies that fit."""
+    """The report with the most copies that fit; None if not even one fits."""
     attempts: tuple[Attempt, ...]
 
 
