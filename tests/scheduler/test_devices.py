@@ -406,6 +406,39 @@ def test_late_requests_are_refused_only_if_their_function_or_pipeline_has_an_slo
     assert [id_ for id_, answer in world.answers.items() if isinstance(answer, Reply)] == answered
 
 
+@pytest.mark.parametrize("first_s", [0.2, 2.0])
+def test_requests_that_no_run_can_answer_in_time_are_answered_all_the_same_while_they_are_not_late(first_s):
+    """A transfer takes 600 ms, and only runs can bring the blocks or show that the function is fast."""
+    world = World(devices=(device(),))
+    world.deploy(pooled(late="refuse", slo_ms=500.0))
+    for run_s in (first_s, 1.0, *[0.01] * 20):
+        request = world.arrive()
+        world.settle_processes()
+        world.now += run_s
+        world.finish_on_device()
+        assert isinstance(world.answers[request], Reply)
+    assert world.state.functions["f@1"].pool.times.measured_s(1) < 0.1
+    waits = [world.arrive() for _ in range(2)]
+    world.now += 0.6
+    world.settle()
+    assert [type(world.answers[each]) for each in waits] == [Reply, Refuse]
+
+
+def test_of_the_requests_that_no_run_can_answer_in_time_the_newest_batch_of_the_first_level_is_answered():
+    world = World(devices=(device(),))
+    world.deploy(pooled(late="refuse", slo_ms=500.0, max_batch=2))
+    world.arrive()
+    world.settle_processes()
+    past_due, waits = world.arrive(priority=1), []
+    world.now += 2.0
+    for priority in (1, 1, 1, 200):
+        waits.append(world.arrive(priority=priority))
+        world.now += 0.01
+    world.settle()
+    assert isinstance(world.answers[past_due], Refuse)
+    assert [type(world.answers[each]) for each in waits] == [Refuse, Reply, Reply, Refuse]
+
+
 def test_the_last_binding_names_evicted_functions_of_the_same_tenant_only():
     world = World(devices=(device(),), device_isolation="none")
     for name, tenant, size in (("f", "t", 400_000), ("g", "u", 400_000), ("h", "t", 900_000)):

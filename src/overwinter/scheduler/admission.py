@@ -18,7 +18,7 @@ worker capacity: workers are drained for several functions at once (capacity.py)
 from collections.abc import Sequence
 from typing import assert_never
 
-from overwinter.core.ids import Seconds
+from overwinter.core.ids import RequestId, Seconds
 from overwinter.core.profile import Point
 from overwinter.scheduler import ahead, capacity, device_admission, order, retention, shared_runs, victims
 from overwinter.scheduler.answers import refuse
@@ -212,8 +212,9 @@ def _assign_cores(cycle: Cycle) -> None:
 def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     """Refuse requests that can no longer meet their SLO, so that others can (AsyFunc, alg. 3, lines 16-18).
 
-    If a wake and a run take longer than the SLO, a new worker still answers the newest requests; otherwise the function
-    would be woken repeatedly without answering any.
+    If all are late, some are still answered where otherwise none would ever be: by a new worker if a wake and a run
+    take longer than the SLO; those whose due time has not passed if a run alone takes longer, because only further runs
+    can correct its expected time.
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
@@ -221,9 +222,14 @@ def _shed(cycle: Cycle, function: Function, send: Send) -> None:
     latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
     too_late = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
     is_new = worker.is_idle and worker.since == worker.ready_at
-    soonest = function.latency.wake_s + (expected_s(state, function, worker.point, 1) or 0.0)
-    if is_new and soonest > slo_s and len(too_late) == len(function.queue):
-        too_late = too_late[: -send.count]
+    run_s = expected_s(state, function, worker.point, 1) or 0.0
+    if len(too_late) == len(function.queue):
+        served: list[RequestId] = []
+        if is_new and function.latency.wake_s + run_s > slo_s:
+            served = too_late
+        elif run_s > slo_s:
+            served = [id_ for id_ in too_late if cycle.now - state.requests[id_].arrived < slo_s]
+        too_late = queueing.without_newest(too_late, served, send.count, state.requests)
     if too_late:
         cycle.explain(function, "shed", f"{len(too_late)} requests could no longer meet their SLO")
     queueing.remove_all(function.queue, too_late)

@@ -160,6 +160,10 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
     ends, requests, config = _ends(cycle, function, swap_s, 1), cycle.state.requests, cycle.config
     # Without an SLO no request is too late, although it has a due time.
     too_late = [id_ for id_ in function.queue if requests[id_].due < ends and has_slo(function, requests[id_])]
+    if len(too_late) == len(function.queue):
+        # Where even new requests would be late, only a run can bring the blocks or correct the expected time.
+        served = [id_ for id_ in too_late if _would_be_late_if_new(requests[id_], cycle.now, ends)]
+        too_late = queueing.without_newest(too_late, served, function.spec.settings.max_batch, requests)
     queueing.remove_all(function.queue, too_late)
     for id_ in too_late:
         slo_ms = function.spec.settings.slo_ms
@@ -167,6 +171,11 @@ def _shed(cycle: Cycle, function: Function, swap_s: float) -> None:
         message = f"function {function.spec.id} can no longer answer this request within {slo}"
         refuse(cycle, id_, "OverloadedError", message, config.retry_after_min_s)
         count_answer(cycle, function, in_time=False)
+
+
+def _would_be_late_if_new(request: Request, now: Seconds, ends: float) -> bool:
+    """Whether a request whose due time has not passed would be answered too late even if it had arrived now."""
+    return now < request.due < ends - (now - request.arrived)
 
 
 def _evict_for_run(

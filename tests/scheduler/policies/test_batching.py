@@ -206,3 +206,36 @@ def test_a_function_that_refuses_late_requests_answers_one_after_each_wake():
         answers = [type(world.answers[request]) for request in requests]
         assert answers == [Refuse, Refuse, Reply]
         assert world.answers[requests[0]].error == "OverloadedError"
+
+
+def test_a_slow_run_does_not_make_a_function_that_refuses_late_requests_refuse_all_later_ones():
+    """Only further runs can show that it is faster now."""
+    world = World(cores=2)
+    world.deploy(spec(slo_ms=100, late="refuse"))
+    for run_s in (1.0, 2.0, *[0.05] * 20):
+        request = world.arrive()
+        world.settle_processes()
+        world.now += run_s
+        world.finish()
+        assert isinstance(world.answers[request], Reply)
+    assert world.state.functions["f@1"].latency.run_s < 0.1
+    waits = [world.arrive() for _ in range(2)]
+    world.now += 0.2
+    world.settle()
+    assert [type(world.answers[each]) for each in waits] == [Reply, Refuse]
+
+
+def test_of_the_requests_that_no_run_can_answer_in_time_the_newest_of_the_first_level_is_answered():
+    world = World(cores=2)
+    world.deploy(spec(slo_ms=100, late="refuse"))
+    world.arrive()
+    world.settle_processes()
+    first = world.arrive(priority=1)
+    world.now += 1.0
+    past_due, waits = first, []
+    for priority in (1, 1, 200):
+        waits.append(world.arrive(priority=priority))
+        world.now += 0.01
+    world.settle()
+    assert isinstance(world.answers[past_due], Refuse)
+    assert [type(world.answers[each]) for each in waits] == [Refuse, Reply, Refuse]

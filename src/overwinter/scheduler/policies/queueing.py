@@ -64,6 +64,16 @@ def remove_all(queue: deque[RequestId], ids: Collection[RequestId]) -> None:
         queue.extend(kept)
 
 
+def without_newest(
+    late: Collection[RequestId], served: Collection[RequestId], count: int, requests: Mapping[RequestId, Request]
+) -> list[RequestId]:
+    """Return the late requests without up to `count` of `served`, which are answered nevertheless: those of the first
+    levels, and within a level the newest.
+    """
+    kept = set(sorted(served, key=lambda id_: (-requests[id_].level, requests[id_].arrived))[-count:])
+    return [id_ for id_ in late if id_ not in kept]
+
+
 def order_late(queue: deque[RequestId], requests: Mapping[RequestId, Request], before: float, late_first: bool) -> None:
     """Of the requests with the level of the first, move late ones (due before `before`) behind the others, or with
     `late_first` to the front.
