@@ -5,18 +5,19 @@ import pytest
 from overwinter.core.actions import (
     Evict,
     LoadBlocks,
+    LoadFinished,
     Reply,
     RunOnDevice,
     StopWorker,
     Unbind,
 )
-from overwinter.core.events import Cancelled, Removed, UnloadAsked
+from overwinter.core.events import Cancelled, LoadAsked, Removed, UnloadAsked
 from overwinter.scheduler import shared_runs
 from overwinter.scheduler.replacement import START_MAX_S, TIME_SLICE_STARTS
 from tests.scheduler.test_device_ahead import loaded
 from tests.scheduler.test_device_sharing import arrive_during_a_run, variant, world_of
 from tests.scheduler.test_devices import device, of, pooled, served
-from tests.scheduler.world import World
+from tests.scheduler.world import World, spec
 
 
 def running(*functions, **config) -> World:
@@ -208,16 +209,18 @@ def long_run(*others, **config) -> tuple[World, int]:
 
 
 @pytest.mark.parametrize(
-    ("event", "error", "why"),
+    ("events", "error", "why"),
     [
-        (Removed, "NotFoundError", "function f@1 was removed"),
-        (UnloadAsked, "OverloadedError", "function f@1 is unloaded; load it first"),
+        ([Removed], "NotFoundError", "function f@1 was removed"),
+        ([UnloadAsked], "OverloadedError", "function f@1 is unloaded; load it first"),
+        ([UnloadAsked, LoadAsked], "OverloadedError", "function f@1 was unloaded"),
     ],
 )
-def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(event, error, why):
+def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(events, error, why):
     world, request = long_run(pooled("g"))
     left = world.now
-    world.send(event("f@1"))
+    for event in events:
+        world.send(event("f@1"))
     waiting = world.arrive("g")
     until_killed(world)
     assert world.now == left + 5.0
@@ -225,6 +228,49 @@ def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(event, er
     assert (refused.error, refused.message) == (error, f"{why}, and its run did not end within 5 s")
     # That is no failure of the device.
     assert known(world).failures == 0
+    world.settle()
+    assert isinstance(world.answers[waiting], Reply)
+
+
+@pytest.mark.parametrize("end", ["hangs", "dies", "breaks"])
+def test_how_a_run_ends_is_no_failure_of_a_function_that_was_unloaded_and_loaded_since(end):
+    world = running(pooled(timeout_s=1.0 if end == "hangs" else 3600.0))
+    function = world.state.functions["f@1"]
+    if end != "hangs":
+        # The second such end would be a failure.
+        world.die(min(world.devices.executors))
+        run_of(world, "f@1")
+    failures = function.failures
+    world.send(UnloadAsked("f@1"))
+    world.send(LoadAsked("f@1"))
+    if end == "hangs":
+        until_killed(world)
+    elif end == "dies":
+        world.die(min(world.devices.executors))
+    else:
+        broken(world)
+    assert (of(world, LoadFinished), function.failures, backs_off(world)) == ([], failures, False)
+    world.settle_processes()
+    assert [each.error for each in of(world, LoadFinished)] == [None]
+
+
+@pytest.mark.parametrize("tenant", ["t", "u"])
+def test_a_run_keeps_blocks_in_the_host_store_from_another_tenant_for_the_drain_timeout(tenant):
+    waits = spec("waits", blobs=[("w", 10)], tenant=tenant, timeout_s=500.0)
+    world, request = long_run(waits, host_bytes=600_000)
+    waiting = world.arrive("waits")
+    while world.state.releasing is None:
+        world.ring()
+    began = world.now
+    while waiting not in world.answers and not kills(world):
+        world.ring()
+    if tenant == "t":
+        assert (world.answers[waiting].error, kills(world), request in world.open) == ("DeadlineError", [], True)
+        return
+    assert (world.now, kills(world)) == (began + 5.0, [True])
+    why = "the blocks of function f@1 had to leave the host store for another tenant"
+    assert world.answers[request].message == f"{why}, and its run did not end within 5 s"
+    assert (world.answers[request].error, backs_off(world)) == ("OverloadedError", False)
     world.settle()
     assert isinstance(world.answers[waiting], Reply)
 

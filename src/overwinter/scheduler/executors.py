@@ -74,7 +74,7 @@ def run_ended(cycle: Cycle, event: RunEnded) -> None:
     stop(cycle, device)
     _failed(cycle, device, owner_of(cycle, operation.function), operation.function, event.fault)
     for part in operation.parts:
-        _count_failure(cycle, part.function, "WorkerError", event.fault, is_alone=len(operation.parts) == 1)
+        _count_failure(cycle, operation, part.function, "WorkerError", event.fault)
         # Such a run costs all tenants the device for the time of a start: good runs in between do not clear the count.
         part.function.runs_at_death = part.function.runs
 
@@ -156,20 +156,19 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
 
 
 def _must_end_at(operation: Operation | None) -> float:
-    """Return when a run must have ended even if nobody waits for its device: a function of it no longer serves."""
-    leaves = operation is not None and any(each.removed or each.unloaded for each in operation.functions)
-    return operation.drain_until if operation is not None and leaves else inf
+    """Return when a run must have ended even if nobody waits for its device."""
+    return operation.drain_until if operation is not None and operation.leaves else inf
 
 
 def end_drain(cycle: Cycle, device: Device, is_needed: bool = False) -> None:
     """The drain timeout of a run has passed: kill its executor, and refuse its requests. If no others need the device,
-    the requests of functions that still serve are tried again.
+    the requests of functions that stay are tried again.
     """
     operation, config = end_operation(cycle, device), cycle.config
     assert operation is not None
     stop(cycle, device, kill=True)
     for part in operation.parts:
-        refusal = _refusal(part.function, is_needed)
+        refusal = _refusal(cycle, operation, part.function, is_needed)
         if refusal is None:
             put_back(cycle, part)
             continue
@@ -182,12 +181,19 @@ def end_drain(cycle: Cycle, device: Device, is_needed: bool = False) -> None:
         cycle.mark(function)
 
 
-def _refusal(function: Function, is_needed: bool) -> tuple[str, str] | None:
+def _refusal(cycle: Cycle, operation: Operation, function: Function, is_needed: bool) -> tuple[str, str] | None:
+    id_ = function.spec.id
     if function.removed:
-        return "NotFoundError", f"function {function.spec.id} was removed"
+        return "NotFoundError", f"function {id_} was removed"
     if function.unloaded:
         return why_unloaded(function)
-    return ("OverloadedError", f"the device of function {function.spec.id} was needed by others") if is_needed else None
+    if id_ in operation.unloaded:
+        return "OverloadedError", f"function {id_} was unloaded"
+    if is_needed:
+        return "OverloadedError", f"the device of function {id_} was needed by others"
+    if id_ == cycle.state.releasing:
+        return "OverloadedError", f"the blocks of function {id_} had to leave the host store for another tenant"
+    return None
 
 
 def _hung(cycle: Cycle, device: Device) -> None:
@@ -222,7 +228,7 @@ def _hung(cycle: Cycle, device: Device) -> None:
                 cycle, request, "DeadlineError", f"function {id_} hung on {device.config.name}: {hung_text(function)}"
             )
             count_answer(cycle, function, in_time=False)
-    if not function.removed:
+    if not (function.removed or id_ in operation.unloaded):
         functions.fail(cycle, function, "WorkerError", f"function {id_} hung: {hung_text(function)}")
 
 
@@ -246,22 +252,26 @@ def _failed(cycle: Cycle, device: Device, owner: DeviceOwner, function: Function
 def _retry(cycle: Cycle, operation: Operation, event: WorkerExited) -> None:
     """Try again the requests of a run whose executor died, or refuse them."""
     for part in operation.parts:
-        _retry_part(cycle, part, event, is_alone=len(operation.parts) == 1)
+        _retry_part(cycle, operation, part, event)
 
 
-def _retry_part(cycle: Cycle, part: Part, event: WorkerExited, is_alone: bool) -> None:
+def _retry_part(cycle: Cycle, operation: Operation, part: Part, event: WorkerExited) -> None:
     function = part.function
     if event.lost_blocks and function.loaded:
         release(cycle, function)
     spared = _spare(function, event)
     _try_again(cycle, part, event.error, event.reason)
-    if not (spared and is_alone):
-        _count_failure(cycle, function, event.error, event.reason, is_alone)
+    if not (spared and len(operation.parts) == 1):
+        _count_failure(cycle, operation, function, event.error, event.reason)
 
 
-def _count_failure(cycle: Cycle, function: Function, error: str, reason: str, is_alone: bool) -> None:
-    """An executor ended in a run of this function. `is_alone`: no other function had requests in the run."""
-    if not is_alone:
+def _count_failure(cycle: Cycle, operation: Operation, function: Function, error: str, reason: str) -> None:
+    """An executor ended in a run of this function, which counts unless the function was unloaded since: a load that was
+    asked for after that does not fail with an error of the old run.
+    """
+    if function.spec.id in operation.unloaded:
+        return
+    if len(operation.parts) > 1:
         # Separate runs will show which function it was.
         function.runs_at_death = function.runs
     elif function.failures and not function.removed:

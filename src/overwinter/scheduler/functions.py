@@ -174,6 +174,8 @@ def _set_unloaded(cycle: Cycle, function: Function, error: str, reason: str) -> 
     function.unloaded = True
     for worker in function.workers.values():
         worker.bound[function.spec.id].unloaded = True
+    for operation in cycle.state.pool.runs_of(function):
+        operation.unloaded += (function.spec.id,)
     _release_all(cycle, function, "its function was unloaded")
     watch(cycle, function)
     cycle.mark(function)

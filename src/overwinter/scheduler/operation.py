@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overwinter.core.ids import OperationId, RequestId, Seconds
+from overwinter.core.ids import FunctionId, OperationId, RequestId, Seconds
 
 if TYPE_CHECKING:
     from overwinter.scheduler.state import Function
@@ -43,7 +43,13 @@ class Operation(msgspec.Struct, eq=False):
     id: OperationId | None = None
     """The id that the answer of a bind repeats."""
     drain_until: float = inf
-    """When a run on a device must have ended, because its function was removed or unloaded, or others wait."""
+    """When a run on a device must have ended, because others wait for the device, or `leaves`."""
+    leaves: bool = False
+    """Whether it must have ended by then even if nobody waits for the device: a function of it was removed or unloaded,
+    or drains for another tenant that waits for its bytes in the host store.
+    """
+    unloaded: tuple[FunctionId, ...] = ()
+    """The functions that were unloaded since a run on a device began, even if they are loaded again by now."""
 
     @property
     def overdue_s(self) -> float:

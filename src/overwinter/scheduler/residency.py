@@ -68,6 +68,7 @@ def drain_runs(cycle: Cycle, function: Function) -> None:
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:
             limit_drain(cycle, operation)
+            operation.leaves = True
             cycle.timers.arm(executor.id, operation.drain_until)
 
 
