@@ -107,6 +107,23 @@ def test_slices_batch():
     assert all(isinstance(each, Reply) for each in world.answers.values())
 
 
+def test_requests_that_wait_for_later_slices_count_against_the_limit_of_the_function():
+    world = World(devices=(device(0), device(1)))
+    for each in slices(NAMES[:2], queue_limit=2, timeout_s=1000.0):
+        world.deploy(each)
+    served(world, "f", "f")
+    requests = []
+    for _ in range(6):
+        requests.append(world.arrive())
+        for run in [each for each in world.devices.running.values() if each.function == "f@1"]:
+            world.now += 0.01
+            world.send(world.devices.end(run, (), False))
+    assert len(world.state.functions["f:2@1"].queue) == 2
+    assert [each for each in requests if each in world.answers] == requests[3:]
+    refused = world.answers[requests[-1]]
+    assert (refused.error, refused.message) == ("OverloadedError", "function f@1 already has 2 requests waiting")
+
+
 @pytest.mark.parametrize("ended", ["removed", "unloaded"])
 def test_a_request_whose_slices_are_removed_or_unloaded_is_refused(ended):
     world = world_of()

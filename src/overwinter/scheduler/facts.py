@@ -147,7 +147,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     count_arrival(cycle, function)
     replicas.watch(cycle, function)
     # A part runs for accepted requests, and each run of a handler makes one call at a time, so its queue has no limit.
-    queued = counterpart.queued(cycle.state, function) if is_any_device else len(function.queue)
+    queued = counterpart.queued(cycle.state, function) if is_any_device or spec.following else len(function.queue)
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
         wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
