@@ -406,6 +406,23 @@ def test_late_requests_are_refused_only_if_their_function_or_pipeline_has_an_slo
     assert [id_ for id_, answer in world.answers.items() if isinstance(answer, Reply)] == answered
 
 
+@pytest.mark.parametrize("where", ["cpu", "pool"])
+def test_a_full_queue_refuses_with_the_time_of_the_runs_that_wait(where):
+    world = World(devices=(device(0), device(1)), cores=2)
+    world.deploy(spec(device=where, queue_limit=6, max_workers=2, timeout_s=1000.0))
+    for _ in range(2):
+        world.arrive()
+        world.settle_processes()
+        world.now += 10.0
+        world.settle()
+    requests = [world.arrive() for _ in range(7)]
+    world.settle_processes()
+    # Two run now, in two workers or on two devices.
+    requests += [world.arrive() for _ in range(3)]
+    refused = [world.answers[each].retry_after_s for each in requests if each in world.answers]
+    assert refused == [6 * 10.0 / 2] * 2
+
+
 @pytest.mark.parametrize("first_s", [0.2, 2.0])
 def test_requests_that_no_run_can_answer_in_time_are_answered_all_the_same_while_they_are_not_late(first_s):
     """A transfer takes 600 ms, and only runs can bring the blocks or show that the function is fast."""

@@ -10,6 +10,7 @@ from overwinter.core.events import Cancelled, Removed, UnloadAsked
 from overwinter.core.function import BlobSize
 from overwinter.core.ids import FunctionId
 from overwinter.core.policies import Policy
+from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.published import Published
 from tests.scheduler.test_devices import device, of, pooled, served
 from tests.scheduler.world import World, spec
@@ -122,6 +123,18 @@ def test_requests_that_wait_for_later_slices_count_against_the_limit_of_the_func
     assert [each for each in requests if each in world.answers] == requests[3:]
     refused = world.answers[requests[-1]]
     assert (refused.error, refused.message) == ("OverloadedError", "function f@1 already has 2 requests waiting")
+
+
+def test_a_full_queue_of_a_function_in_slices_refuses_with_the_time_of_all_slices():
+    world = World(devices=(device(0), device(1)))
+    for each, run_s in zip(slices(NAMES[:2], queue_limit=2), (20.0, 10.0), strict=True):
+        profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, run_s),))
+        world.deploy(structs.replace(each, profile=profile))
+    world.arrive()
+    world.settle_processes()
+    refused = [world.arrive() for _ in range(3)][-1]
+    assert len(world.state.functions["f@1"].queue) == 2
+    assert world.answers[refused].retry_after_s == (2 * 10.0 + 2 * 20.0) / 2
 
 
 @pytest.mark.parametrize("ended", ["removed", "unloaded"])

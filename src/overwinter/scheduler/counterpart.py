@@ -50,6 +50,22 @@ def queued(state: State, function: Function) -> int:
     return sum(len(each.queue) for part in parts for each in with_later(state, part))
 
 
+def retry_after_s(cycle: Cycle, function: Function) -> float:
+    """Estimate the seconds until the waiting requests are served, by the times of runs so far, in its workers or on the
+    devices of its owner; at least `retry_after_min_s`.
+    """
+    batch = function.spec.settings.max_batch
+    if function.pool is None:
+        places, needed_s = len(function.workers), len(function.queue) / batch * (function.latency.run_s or 0.0)
+    else:
+        owner, waiting, needed_s = swaps.owner_of(cycle, function), 0, 0.0
+        places = sum(device.owner == owner for device in swaps.fitting(cycle, function))
+        for part in with_later(cycle.state, function):
+            waiting += len(part.queue)
+            needed_s += waiting / batch * swaps.run_s(cycle, part, batch)
+    return max(cycle.config.retry_after_min_s, needed_s / max(1, places))
+
+
 def is_usable(cycle: Cycle, function: Function) -> bool:
     """Whether the function, and each later slice of its program, could serve a request, perhaps after others."""
     return all(_is_usable(cycle, each) for each in with_later(cycle.state, function))

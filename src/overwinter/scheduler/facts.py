@@ -150,7 +150,7 @@ def _arrived(cycle: Cycle, event: Arrived) -> None:
     queued = counterpart.queued(cycle.state, function) if is_any_device or spec.following else len(function.queue)
     full = None if is_part(event.name) else queueing.why_full(function, queued, cycle.resources.requests)
     if full is not None:
-        wait_s = queueing.retry_after_s(function, cycle.config.retry_after_min_s)
+        wait_s = counterpart.retry_after_s(cycle, function)
         refuse(cycle, event.request, "OverloadedError", full, wait_s, named_id)
         return
     limit = Seconds(now + spec.settings.timeout_s)

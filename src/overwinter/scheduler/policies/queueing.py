@@ -107,13 +107,6 @@ def take(
     return tuple(taken), expired
 
 
-def retry_after_s(function: Function, least_s: float) -> float:
-    """Estimate the seconds until the waiting requests are served, by the times of runs so far; at least `least_s`."""
-    workers = max(1, len(function.workers))
-    runs = len(function.queue) / (function.spec.settings.max_batch * workers)
-    return max(least_s, runs * (function.latency.run_s or 0.0))
-
-
 def put_back(queue: deque[RequestId], ids: tuple[RequestId, ...], requests: Mapping[RequestId, Request]) -> None:
     """Put the unanswered requests of a run back at the front of their level, in their old order."""
     for id_ in reversed(ids):
