@@ -188,7 +188,8 @@ class Executors:
         if process.preparing is not None and not process.warms_up:
             # It waits for a hash, and no message that the run could interrupt was sent.
             self._prepared(process, interrupted=True)
-        if action.evict:
+        if action.evict or process.warms_up:
+            # Any message interrupts a warm-up. The run's other messages may have to wait for a hash.
             self._processes.forks.send(process, Evict(action.evict))
         functions = [self._registry.functions[id_] for id_ in dict.fromkeys(action.functions or (action.function,))]
         if action.peer is not None:
