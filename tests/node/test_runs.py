@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from overwinter.api.budget import Budget, Reservation
+from overwinter.core.actions import StartExecutor
 from overwinter.core.call import Call
 from overwinter.core.events import RunEnded
 from overwinter.core.tensor import BYTES, ELEMENTS_OF_STEP, Tensor, TensorMeta, TensorSpec
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.calls import Payload
 from overwinter.node.copying import Copies
+from overwinter.node.executors import ExecutorProcess
 from overwinter.node.fair_queue import FairQueue
 from overwinter.node.runs import Runs
 from overwinter.node.workers import WorkerProcess
@@ -31,8 +33,10 @@ RUN = 1
 class Worker:
     """A worker that answers a run of requests by one message, and its node's part of it."""
 
-    def __init__(self, function: Function, budget: Budget, count: int) -> None:
-        self.process = WorkerProcess(1, function.deployed, function.deployed.load_message(), None, process_files())
+    def __init__(self, function: Function, budget: Budget, count: int, process: ExecutorProcess | None = None) -> None:
+        """`process`: an executor that answers instead of a worker."""
+        load = function.deployed.load_message()
+        self.process = process or WorkerProcess(1, function.deployed, load, None, process_files())
         self.process.answer_check = AnswerCheck([TensorSpec("y", "UINT8", ("n",))])
         self.events: list[RunEnded] = []
         loop = asyncio.get_running_loop()
@@ -42,7 +46,9 @@ class Worker:
             for number, reservation in enumerate(self.reservations)
         }
         pool_calls = SimpleNamespace(end=lambda *_: ())
-        self.runs = Runs(None, {}, self.payloads, pool_calls, Copies(FairQueue()), self.events.append)
+        self.functions: dict[str, SimpleNamespace] = {}
+        copies = Copies(FairQueue())
+        self.runs = Runs(None, self.functions, self.payloads, pool_calls, copies, self.events.append)
         self.process.assign_slot(RUN, tuple(range(count)), (function.deployed.id,) * count)
 
     def answer(self, *sizes: int) -> None:
@@ -124,6 +130,32 @@ def test_a_large_last_answer_of_a_worker_that_has_ended_is_lost(
 
     worker = play(function, Budget(16 * NBYTES, 0.5, 1.0), 1, scene)
     assert (copied, len(worker.events)) == (([nbytes], 1) if is_copied else ([], 0))
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_an_answer_that_is_copied_after_the_kill_of_its_executor_leaves_the_inputs_for_the_next_attempt(
+    function: Function, is_killed: bool
+) -> None:
+    async def scene() -> tuple[list[str], list[str], int]:
+        process = ExecutorProcess(StartExecutor(1, "virtual:0", None), process_files())
+        with closing(process):
+            worker = Worker(function, Budget(16 * NBYTES, 0.5, 1.0), 1, process)
+            # The first of two slices: the second one takes what it returns.
+            settings = SimpleNamespace(device="pool")
+            worker.functions[function.deployed.id] = SimpleNamespace(
+                later_slices=(None,),
+                later_inputs_among=lambda tensors: [each for each in tensors if each.name == "y"],
+                manifest=SimpleNamespace(settings=settings),
+            )
+            payload = worker.payloads[0]
+            payload.inputs = [Tensor("x", "INT8", (1,), bytes(1))]
+            worker.answer(NBYTES)
+            # The copy goes on in a thread.
+            process.dismissed = is_killed
+            await until(lambda: process.is_idle_after(RUN))
+            return [each.name for each in payload.inputs], [each.name for each in payload.values], len(worker.events)
+
+    assert asyncio.run(scene()) == ((["x"], [], 0) if is_killed else ([], ["y"], 1))
 
 
 @pytest.mark.parametrize(("steps", "ends"), [(1, False), (10, False), (1, True), (10, True)])

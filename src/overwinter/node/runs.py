@@ -164,6 +164,10 @@ class Runs:
         outputs: Sequence[list[Tensor]],
     ) -> None:
         process.free(pending)
+        if process.dismissed and not isinstance(process, WorkerProcess):
+            # Its run was given up, or is about to be, and is tried again: slices then need the tensors that an answer
+            # would replace.
+            return
         functions = dict(zip(pending.requests, pending.functions, strict=False))
         for request, tensors in zip(placed, outputs, strict=True):
             payload = self._payloads.get(request)
