@@ -275,6 +275,21 @@ def test_a_run_keeps_blocks_in_the_host_store_from_another_tenant_for_the_drain_
     assert isinstance(world.answers[waiting], Reply)
 
 
+def test_blocks_that_leave_the_host_store_for_the_same_tenant_end_no_request_of_a_run_that_is_ended():
+    world = world_of(variant("f", timeout_s=3600.0), variant("g", timeout_s=3600.0), host_bytes=500_020)
+    world.deploy(spec("waits", blobs=[("w", 100)], timeout_s=1000.0))
+    first, second = arrive_during_a_run(world, "f", "g")
+    world.arrive("waits")
+    while world.state.releasing is None:
+        world.ring()
+    assert world.state.releasing == "f@1"
+    world.send(Removed("g@1"))
+    until_killed(world)
+    assert "was removed, and its run did not end within 30 s" in world.answers[second].message
+    world.calm()
+    assert isinstance(world.answers[first], Reply)
+
+
 def test_a_request_that_shares_a_run_with_a_removed_function_runs_again():
     world = world_of(variant("f", timeout_s=3600.0), variant("g", timeout_s=3600.0))
     first, second = arrive_during_a_run(world, "f", "g")

@@ -157,7 +157,7 @@ def check(cycle: Cycle, id_: WorkerId) -> None:
 
 def _must_end_at(operation: Operation | None) -> float:
     """Return when a run must have ended even if nobody waits for its device."""
-    return operation.drain_until if operation is not None and operation.leaves else inf
+    return operation.drain_until if operation is not None and operation.leaving else inf
 
 
 def end_drain(cycle: Cycle, device: Device, is_needed: bool = False) -> None:
@@ -168,7 +168,7 @@ def end_drain(cycle: Cycle, device: Device, is_needed: bool = False) -> None:
     assert operation is not None
     stop(cycle, device, kill=True)
     for part in operation.parts:
-        refusal = _refusal(cycle, operation, part.function, is_needed)
+        refusal = _refusal(operation, part.function, is_needed)
         if refusal is None:
             put_back(cycle, part)
             continue
@@ -181,7 +181,7 @@ def end_drain(cycle: Cycle, device: Device, is_needed: bool = False) -> None:
         cycle.mark(function)
 
 
-def _refusal(cycle: Cycle, operation: Operation, function: Function, is_needed: bool) -> tuple[str, str] | None:
+def _refusal(operation: Operation, function: Function, is_needed: bool) -> tuple[str, str] | None:
     id_ = function.spec.id
     if function.removed:
         return "NotFoundError", f"function {id_} was removed"
@@ -191,7 +191,7 @@ def _refusal(cycle: Cycle, operation: Operation, function: Function, is_needed: 
         return "OverloadedError", f"function {id_} was unloaded"
     if is_needed:
         return "OverloadedError", f"the device of function {id_} was needed by others"
-    if id_ == cycle.state.releasing:
+    if id_ in operation.leaving:
         return "OverloadedError", f"the blocks of function {id_} had to leave the host store for another tenant"
     return None
 

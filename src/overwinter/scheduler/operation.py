@@ -43,10 +43,10 @@ class Operation(msgspec.Struct, eq=False):
     id: OperationId | None = None
     """The id that the answer of a bind repeats."""
     drain_until: float = inf
-    """When a run on a device must have ended, because others wait for the device, or `leaves`."""
-    leaves: bool = False
-    """Whether it must have ended by then even if nobody waits for the device: a function of it was removed or unloaded,
-    or drains for another tenant that waits for its bytes in the host store.
+    """When a run on a device must have ended, because others wait for the device, or functions of it are `leaving`."""
+    leaving: tuple[FunctionId, ...] = ()
+    """The functions that leave the device even if nobody waits for it: they were removed or unloaded, or another tenant
+    waits for their bytes in the host store.
     """
     unloaded: tuple[FunctionId, ...] = ()
     """The functions that were unloaded since a run on a device began, even if they are loaded again by now."""

@@ -68,7 +68,8 @@ def drain_runs(cycle: Cycle, function: Function) -> None:
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:
             limit_drain(cycle, operation)
-            operation.leaves = True
+            if function.spec.id not in operation.leaving:
+                operation.leaving += (function.spec.id,)
             cycle.timers.arm(executor.id, operation.drain_until)
 
 
