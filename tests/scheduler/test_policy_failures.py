@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, run_state_machine_as_test
 
 from overwinter.core.actions import Explanation, LoadFinished, Refuse, Reply
-from overwinter.core.events import Deployed, LoadAsked, MemoryPressure, Profiled, WorkerReady
+from overwinter.core.events import Deployed, LoadAsked, MemoryPressure, Profiled, RateForecast, WorkerReady
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler import latency, wants
@@ -194,6 +194,8 @@ class AnyFailure(AnyOrder):
         if world is None:
             return
         self.failing.every = 1 << 60
+        for function in list(world.deployed):
+            world.send(RateForecast(function, 0.0))
         world.calm()
         assert not world.open, "requests without an answer"
         world.send(MemoryPressure(1 << 40))
