@@ -57,7 +57,8 @@ def stack():
 
 def hand_over(channel, name, model, known):
     """Send a function to an executor, which has the known blocks."""
-    made = export(model, {"x": torch.zeros(2, 32)}, {"x": {0: "batch"}})
+    features = next(model.parameters()).shape[1]
+    made = export(model, {"x": torch.zeros(2, features)}, {"x": {0: "batch"}})
     packaged = package(name, made.program, made.weights)
     function = DeployedFunction(Deployment(name, 1, packaged.manifest, 0.0))
     program, *blocks = function.files(bare=True)
@@ -164,6 +165,43 @@ def test_blocks_that_move_for_a_sibling_are_read_where_they_are(stack):
     Executor(Channel(theirs, ToExecutor), slot, own).work()
     assert device.moved
     *_, answer = [channel.receive()[0] for _ in range(3)]
+    metas = [outcome.metas[0] for outcome in answer.outcomes]
+    for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):
+        with torch.inference_mode():
+            torch.testing.assert_close(read(slot.outputs, meta, at), model(x)["y"])
+
+
+class Tied(torch.nn.Module):
+    """Its decoder is the transposed encoder, so that both lie at one position. The head is its own."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = torch.nn.Linear(96, 96, bias=False)
+        self.decoder.weight = torch.nn.Parameter(encoder.weight.t())
+        self.head = torch.nn.Linear(96, 112, bias=False)
+
+    def forward(self, x):
+        return {"y": self.head(self.decoder(self.encoder(x).relu()).relu())}
+
+
+def test_siblings_whose_decoder_is_the_transposed_encoder_share_a_run(stack):
+    channel, theirs, slot = ends(stack)
+    allocator = PartitionedAllocator(16 * PARTITION_BYTES, PARTITION_BYTES)
+    device = stack.enter_context(closing(VirtualDevice("a", allocator)))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    encoder, known = torch.nn.Linear(96, 96, bias=False), set()
+    models = {name: Tied(encoder).eval() for name in ("first", "second")}
+    for name, model in models.items():
+        hand_over(channel, name, model, known)
+    x = torch.randn(1, 96)
+    sent = EncodedTensor("x", x)
+    write(slot, sent, sent)
+    channel.send(RunBatch(1, ("first@1", "second@1"), 0, ((sent.meta,),) * 2))
+    channel.send(Stop())
+    own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
+    Executor(Channel(theirs, ToExecutor), slot, own).work()
+    _, answer = [channel.receive()[0] for _ in range(2)]
     metas = [outcome.metas[0] for outcome in answer.outcomes]
     for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):
         with torch.inference_mode():

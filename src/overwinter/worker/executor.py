@@ -60,6 +60,11 @@ from overwinter.worker.own_device import OwnDevice, own_device
 from overwinter.worker.runner import Prepared, Runner
 from overwinter.worker.weights import Blocks, MappedBlock, read_program
 
+NumberedPosition = tuple[int, WeightPosition]
+"""The number of a weight in its program, and its position, at which another weight may lie too: of two tied ones, one
+may be the transposed other.
+"""
+
 
 class _Program:
     """A program in the two forms that a run needs: one to check and join requests, and one that the device runs."""
@@ -164,13 +169,13 @@ class _SwappedFunction:
         """Bring the missing blocks. That may move other blocks. Raises the errors of `swap.run`."""
         self._swap(self._without_calls, ())
 
-    def placed(self) -> dict[WeightPosition, torch.Tensor]:
-        """Return the weights, which are all on the device, by their positions."""
-        return dict(zip(self._function.positions, self._function.bind(self._own.device), strict=True))
+    def placed(self) -> dict[NumberedPosition, torch.Tensor]:
+        """Return the weights, which are all on the device, by their numbers and positions."""
+        return dict(zip(enumerate(self._function.positions), self._function.bind(self._own.device), strict=True))
 
-    def weights(self, known: Mapping[WeightPosition, torch.Tensor]) -> list[torch.Tensor]:
+    def weights(self, known: Mapping[NumberedPosition, torch.Tensor]) -> list[torch.Tensor]:
         """Return the weights in the order of the program."""
-        return [known[position] for position in self._function.positions]
+        return [known[each] for each in enumerate(self._function.positions)]
 
     def forget(self) -> None:
         """Forget the function on the device."""
@@ -356,7 +361,7 @@ def _bring_together(members: Sequence[_Member]) -> Failure | None:
             member.swapped.bring()
     except OverwinterError as error:
         return Failure(type(error).__name__, str(error))
-    known: dict[WeightPosition, torch.Tensor] = {}
+    known: dict[NumberedPosition, torch.Tensor] = {}
     for member in members:
         known |= member.swapped.placed()
     for member in members:
