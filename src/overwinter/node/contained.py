@@ -13,6 +13,7 @@ from overwinter.node.answers import AnswerCheck
 from overwinter.node.closing import ClosingThread
 from overwinter.node.demotion import Demotion
 from overwinter.node.memory import SECTOR_BYTES
+from overwinter.node.outbox import Outbox
 from overwinter.node.output import Outputs
 from overwinter.node.packed_answers import PackedAnswer, Received
 from overwinter.node.process_identity import kill
@@ -45,6 +46,8 @@ class ContainedProcess:
     answer_check: AnswerCheck
     is_demoted = False
     """Whether it gets only idle cores, until it is killed."""
+    unsent_bytes_max = 0
+    """The most bytes of messages to it that are kept until it has read others. The code of a function may read none."""
     dropped_by_zygote = 0
     """How many programs its zygote was told to drop after the fork."""
     _demotion: Demotion | None = None
@@ -108,6 +111,8 @@ class ContainedProcess:
             self.channel: Channel[Received]
             self.channel, self.far_end = connected(Received, fds_max=0)  # type: ignore[arg-type]
             undo.pop_all()
+        self.outbox = Outbox(self.channel, self.unsent_bytes_max)
+        """Sends it messages."""
 
     def buffer_fds(self) -> list[int]:
         """The descriptors of its buffers, slot by slot."""

@@ -58,12 +58,16 @@ that the heap cannot use again (up to 190 MiB, benchmarks.activations).
 """
 OUTPUTS_BYTES = 4 * ANSWER_BYTES_MAX
 """The most bytes of the outputs of a run: the memory of executors is not measured."""
+UNSENT_BYTES_MAX = 64 << 20
+"""The most bytes of messages to an executor that are kept until it has read others: it reads none during a run."""
 MAPPED_MAX = 32_000
 """The most blocks that an executor has mapped. By default a process may have about twice as many mappings."""
 
 
 class ExecutorProcess(ContainedProcess):
     """A process that owns a device, in a sandbox. It runs one batch at a time."""
+
+    unsent_bytes_max = UNSENT_BYTES_MAX
 
     def __init__(self, action: StartExecutor, files: ProcessFiles) -> None:
         """Raises OSError when the system has no descriptors left."""

@@ -26,6 +26,7 @@ from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import PACKET_BYTES_MAX, ChannelClosedError, close_all
 from overwinter.worker.messages import (
     Answer,
+    Failure,
     Forked,
     ForkWorker,
     FromWorker,
@@ -199,11 +200,29 @@ class Forks:
     # Messages
 
     def send(self, process: ContainedProcess, message: ToWorker | ToExecutor, fds: Sequence[int] = ()) -> None:
-        """Send a message. A process that cannot receive it is killed, and its end is reported as usual."""
+        """Send a message after all earlier ones. A process that cannot receive it is killed, and its end is reported
+        with the reason.
+        """
+        self._send(process, partial(process.outbox.send, message, fds))
+        if not process.outbox.is_empty:
+            self._loop.add_writer(process.channel.fileno(), self._writable, process)
+
+    def _writable(self, process: ContainedProcess) -> None:
+        """The process has read messages, so that its socket has room for others."""
+        self._send(process, process.outbox.send_kept)
+        if process.outbox.is_empty:
+            self._loop.remove_writer(process.channel.fileno())
+
+    def _send(self, process: ContainedProcess, step: Callable[[], None]) -> None:
         try:
-            process.channel.send(message, fds)
-        except (ChannelClosedError, OSError):
-            self.kill(process)
+            step()
+        except ChannelClosedError:
+            self._channel_closed(process)
+        except OSError as error:
+            if not process.over:
+                process.outbox.clear()
+                process.failure = process.failure or Failure("WorkerError", f"a message could not be sent: {error}")
+                self.kill(process)
 
     def _readable(self, process: ContainedProcess) -> None:
         """The process has sent a message, or has closed its channel."""
@@ -218,8 +237,11 @@ class Forks:
             self._queue.spend(process.channel.received_bytes // SMALL_MESSAGE_BYTES)
 
     def _stop_listening(self, process: ContainedProcess) -> None:
+        """Receive nothing more from a process, and send it nothing that it did not get yet."""
         self._unread.discard(process)
         self._loop.remove_reader(process.channel.fileno())
+        self._loop.remove_writer(process.channel.fileno())
+        process.outbox.clear()
 
     def _receive(self, process: ContainedProcess) -> None:
         try:
@@ -227,11 +249,16 @@ class Forks:
         except BlockingIOError:
             return
         except ChannelClosedError:
-            # No further message will come. The zygote reports the exit, unless the process only closed its channel.
+            # No further message will come.
             self._stop_listening(process)
-            self._loop.call_later(LINGER_S, self._kill_without_channel, process)
+            self._channel_closed(process)
         except DECODE_ERRORS as error:
             self.give_up(process, f"it sent an invalid message: {error}")
+
+    def _channel_closed(self, process: ContainedProcess) -> None:
+        """The zygote reports the exit of a process, unless the process only closed its channel."""
+        process.outbox.clear()
+        self._loop.call_later(LINGER_S, self._kill_without_channel, process)
 
     def _kill_without_channel(self, process: ContainedProcess) -> None:
         """Kill a process that has closed its channel, if it still runs."""

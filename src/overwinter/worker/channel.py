@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,6 +27,13 @@ _CREDENTIALS = struct.Struct("iII")
 """The process, user and group of the sender of a packet."""
 
 In = TypeVar("In")
+
+
+class Packet(NamedTuple):
+    """A message, or descriptors that travel before it."""
+
+    content: bytes
+    fds: Sequence[int]
 
 
 class ChannelClosedError(Exception):
@@ -90,16 +97,21 @@ class Channel(Generic[In]):
         """Send one message; raise ChannelClosedError if the other end is closed, OSError if the message is too large,
         or a socket that does not block is full.
         """
-        rest = list(fds)
+        for packet in self.packets(message, fds):
+            self.send_packet(packet)
+
+    def packets(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> list[Packet]:
+        """Return the packets of a message, in the order in which they are to be sent."""
+        parts = [fds[at : at + FDS_A_PACKET] for at in range(0, len(fds), FDS_A_PACKET)] or [()]
+        return [*(Packet(MORE, part) for part in parts[:-1]), Packet(self._encoder.encode(message), parts[-1])]
+
+    def send_packet(self, packet: Packet) -> None:
+        """Send one packet of a message, with the errors of `send`."""
         try:
-            while len(rest) > FDS_A_PACKET:
-                socket.send_fds(self._end, [MORE], rest[:FDS_A_PACKET])
-                rest = rest[FDS_A_PACKET:]
-            packet = self._encoder.encode(message)
-            if rest:
-                socket.send_fds(self._end, [packet], rest)
+            if packet.fds:
+                socket.send_fds(self._end, [packet.content], packet.fds)
             else:
-                self._end.send(packet)
+                self._end.send(packet.content)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError("the other process has ended") from error
 
