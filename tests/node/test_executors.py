@@ -21,7 +21,7 @@ from overwinter.core.ids import DeviceId, OperationId, RequestId, RunId, WorkerI
 from overwinter.core.profile import Point, Profile
 from overwinter.model.closeness import BOUNDS, is_near
 from overwinter.model.export import export
-from overwinter.node import executors
+from overwinter.node import executor_process, executors
 from overwinter.node.device_fit import slices_for
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.hosts import HostStores
@@ -518,7 +518,7 @@ def test_a_run_that_computes_more_than_the_device_holds_is_divided_or_refused(ri
 
 
 def test_the_outputs_of_a_run_are_bounded_and_requests_beyond_fail(rig, pool, monkeypatch):
-    monkeypatch.setattr(executors, "OUTPUTS_BYTES", 2 << 18)
+    monkeypatch.setattr(executor_process, "OUTPUTS_BYTES", 2 << 18)
     function = Function(Scaled(), {"x": torch.zeros(2, 1 << 16)})
     pool.deploy(function)
     one = {"x": torch.ones(1, 1 << 16)}

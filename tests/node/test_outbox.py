@@ -10,7 +10,8 @@ import torch
 from overwinter.node import outbox
 from overwinter.node.outbox import Outbox
 from overwinter.worker.channel import FDS_A_PACKET, Channel, close_all, connected
-from overwinter.worker.messages import FromWorker, RunBatch, ToExecutor, Unbind, WarmUp
+from overwinter.worker.executor_messages import ToExecutor, WarmUp
+from overwinter.worker.messages import FromWorker, RunBatch, Unbind
 
 from .rig import AddOne, Function, until
 from .test_executors import pool, variant

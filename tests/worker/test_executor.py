@@ -27,8 +27,9 @@ from overwinter.store.manifest import Deployment
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, close_all, pair
 from overwinter.worker.executor import Executor
+from overwinter.worker.executor_messages import Evict, HandOver, ToExecutor, WarmUp
 from overwinter.worker.inbox import Inbox
-from overwinter.worker.messages import Evict, FromWorker, HandOver, RunBatch, Stop, ToExecutor, WarmedUp, WarmUp
+from overwinter.worker.messages import FromWorker, RunBatch, Stop, WarmedUp
 from overwinter.worker.own_device import OwnDevice
 from overwinter.worker.peers import Peers
 from overwinter.worker.values import EncodedTensor, read

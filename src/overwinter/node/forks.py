@@ -24,6 +24,7 @@ from overwinter.node.process_identity import wait_until_ended
 from overwinter.node.zygote_process import ZygoteProcess
 from overwinter.node.zygotes import DECODE_ERRORS, Zygotes
 from overwinter.worker.channel import PACKET_BYTES_MAX, ChannelClosedError, close_all
+from overwinter.worker.executor_messages import ToExecutor
 from overwinter.worker.messages import (
     Answer,
     Failure,
@@ -32,7 +33,6 @@ from overwinter.worker.messages import (
     FromWorker,
     LoadFailed,
     Stop,
-    ToExecutor,
     ToWorker,
     Trying,
 )

@@ -9,7 +9,7 @@ from ctypes import c_double, sizeof
 from overwinter.core.config import SchedulerConfig
 from overwinter.core.devices import DeviceConfig
 from overwinter.device.shared import forbid_writing, shared_bytes, shared_memory, sized_file
-from overwinter.worker.messages import Reserve
+from overwinter.worker.executor_messages import Reserve
 
 DRIVER_BYTES = 3 << 30
 """The private memory of this machine that the driver of a GPU and PyTorch's libraries for it take (1.4 GiB were

@@ -6,18 +6,18 @@ import msgspec
 from msgspec import Meta
 
 from overwinter.core.devices import DeviceConfig
-from overwinter.core.ids import Address, DeviceId, RunId, TenantId, WorkerId
+from overwinter.core.ids import Address, RunId, WorkerId
 from overwinter.core.tensor import TensorMeta, TensorMetas, TensorSpec
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of the tagged unions."""
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of the tagged unions, also of those in executor_messages.py."""
 
 
 # node -> zygotes
 
 
-class ForkWorker(_Message, frozen=True):
+class ForkWorker(Message, frozen=True):
     """Fork a worker.
 
     Descriptors: its end of a channel, a pipe for its output, then for each concurrent run a buffer for inputs and one
@@ -41,14 +41,14 @@ class ForkWorker(_Message, frozen=True):
     """The device that the process owns as an executor; None: it is a worker."""
 
 
-class Ping(_Message, frozen=True):
+class Ping(Message, frozen=True):
     """Request an answer, by which the node knows that messages are read."""
 
 
 # node -> base zygote
 
 
-class ForkZygote(_Message, frozen=True):
+class ForkZygote(Message, frozen=True):
     """Fork a tenant's zygote. Descriptors: its end of a channel, and the files by which it enters its tenant's
     control groups, if there are any.
     """
@@ -62,16 +62,16 @@ class ForkZygote(_Message, frozen=True):
     mapped_bytes: int
 
 
-class KillZygote(_Message, frozen=True):
+class KillZygote(Message, frozen=True):
     """Kill a tenant's zygote that has not reported its start. Only the base zygote, its parent, knows its process."""
 
     number: int
 
 
-# node -> workers; in `Prepare` node -> a tenant's zygote, and in `HandOver` node -> an executor
+# node -> workers; in `Prepare` node -> a tenant's zygote, and in `HandOver` (executor_messages.py) node -> an executor
 
 
-class Load(_Message, frozen=True):
+class Load(Message, frozen=True):
     """The common parts of a family; a bind follows. Descriptors: the program, then the source of any handler."""
 
     program: Address
@@ -109,7 +109,7 @@ class Trial(msgspec.Struct, frozen=True, array_like=True):
     """Answer these requests, which are in a buffer in this order."""
 
 
-class Bind(_Message, frozen=True):
+class Bind(Message, frozen=True):
     """One function of the family: its weights and its assets.
 
     Descriptors: the blocks that the worker lacks, then the assets, then the buffer of the trial's samples if there are
@@ -132,7 +132,7 @@ class Bind(_Message, frozen=True):
 # node -> a tenant's zygote
 
 
-class Prepare(_Message, frozen=True):
+class Prepare(Message, frozen=True):
     """Compile this program and run it once, so that the libraries create its primitives (prepared kernels) and later
     forks have both. `load` and `bind` contain nothing of a handler.
 
@@ -143,7 +143,7 @@ class Prepare(_Message, frozen=True):
     bind: Bind
 
 
-class Forget(_Message, frozen=True):
+class Forget(Message, frozen=True):
     """Drop this compiled program."""
 
     program: Address
@@ -155,52 +155,52 @@ ToZygote = ForkWorker | Prepare | Forget | Ping
 # zygotes -> node. Of messages of a tenant's zygote and its children, the node trusts only the sender's process id.
 
 
-class Up(_Message, frozen=True):
+class Up(Message, frozen=True):
     """The zygote is ready; `lacking`: the protections that the system does not support. Descriptor: its smaps."""
 
     lacking: tuple[str, ...] = ()
 
 
-class Forked(_Message, frozen=True):
+class Forked(Message, frozen=True):
     """A worker is running; sent before it has data of its function. Descriptor: its own smaps."""
 
     worker: WorkerId
 
 
-class ForkFailed(_Message, frozen=True):
+class ForkFailed(Message, frozen=True):
     """A fork failed."""
 
     worker: WorkerId
     reason: str
 
 
-class Exited(_Message, frozen=True):
+class Exited(Message, frozen=True):
     """A worker ended; `status` is its exit code, or the negated number of the signal that killed it."""
 
     worker: WorkerId
     status: int
 
 
-class PreparationEnded(_Message, frozen=True):
+class PreparationEnded(Message, frozen=True):
     """A preparation has ended, successfully or not."""
 
 
-class Pong(_Message, frozen=True):
+class Pong(Message, frozen=True):
     """The answer to a ping."""
 
 
 FromZygote = Up | Forked | ForkFailed | Exited | PreparationEnded | Pong
 
-# node -> worker
+# node -> worker; of these, an executor gets Unbind, RunBatch and Stop too
 
 
-class Unbind(_Message, frozen=True):
+class Unbind(Message, frozen=True):
     """Unbind a function after its runs, even if its bind failed."""
 
     function: str
 
 
-class RunBatch(_Message, frozen=True):
+class RunBatch(Message, frozen=True):
     """Run these requests; their inputs are in the slot's first buffer in this order."""
 
     run: RunId
@@ -211,7 +211,7 @@ class RunBatch(_Message, frozen=True):
     requests: tuple[tuple[TensorMeta, ...], ...]
 
 
-class Measure(_Message, frozen=True):
+class Measure(Message, frozen=True):
     """Report the private memory; only for a worker that was forked to be measured."""
 
     function: str
@@ -219,18 +219,18 @@ class Measure(_Message, frozen=True):
     """Before that, time each layer in a run of this many rows; None: no run."""
 
 
-class Stop(_Message, frozen=True):
+class Stop(Message, frozen=True):
     """End the worker: no further message follows."""
 
 
-class TakeOver(_Message, frozen=True):
+class TakeOver(Message, frozen=True):
     """Use a process forked ahead as a worker, with these limits, as in `ForkWorker`. A load follows."""
 
     memory_bytes: int
     mapped_bytes: int
 
 
-class PoolCallResult(_Message, frozen=True):
+class PoolCallResult(Message, frozen=True):
     """The answer to `PoolCall`: the outputs in the second buffer, an error, or None: the worker runs the program."""
 
     number: int
@@ -239,101 +239,40 @@ class PoolCallResult(_Message, frozen=True):
 
 ToWorker = Load | Bind | Unbind | RunBatch | PoolCallResult | Measure | Stop
 
-# node -> executor, which also gets Unbind, RunBatch and Stop
-
-
-class Reserve(_Message, frozen=True):
-    """Reserve the device; the first message. Descriptors: the memory if it is `shared`, then the file of any switch."""
-
-    shared: bool = False
-    """Whether other devices may copy from it."""
-    sharers: int = 0
-    """The number of devices behind its switch, whose file has the time when it is next free; 0: there is no switch."""
-
-
-class BringFrom(_Message, frozen=True):
-    """The next run copies blocks from this peer. Descriptor: the peer's memory, unless it was sent before."""
-
-    peer: DeviceId
-
-
-class PeerEnded(_Message, frozen=True):
-    """The executor of this device has ended, and the device will have other memory."""
-
-    peer: DeviceId
-
-
-class HandOver(_Message, frozen=True):
-    """A function that will run on the device. Descriptors: the program, then the blocks that the executor lacks."""
-
-    tenant: TenantId
-    """The owner of the memory that its blocks will have."""
-    load: Load
-    bind: Bind
-    private_bytes: dict[int, int] = {}
-    """The private memory of a worker of its program, by the number of requests in a run; empty: it is not known."""
-    run_s: dict[int, float] = {}
-    """The seconds of a run on one core, by the number of its requests; empty: it was not profiled."""
-    sizes: tuple[int, ...] = ()
-    """The bytes of each block of `bind` on the device, if the function is a slice: another slice may use other weights
-    of the block. Empty: as many as its weights take.
-    """
-
-
-class Evict(_Message, frozen=True):
-    """Evict these functions from the device. Their blocks in the host store stay mapped."""
-
-    functions: tuple[str, ...]
-
-
-class Unmap(_Message, frozen=True):
-    """Forget a function, but not its blocks on the device. It will be handed over again before its next run."""
-
-    function: str
-
-
-class WarmUp(_Message, frozen=True):
-    """Run a function once on zeros, and compile the form of its program without waits; any message interrupts."""
-
-    function: str
-
-
-ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
-
 # worker -> node
 
 
-class Waiting(_Message, frozen=True):
+class Waiting(Message, frozen=True):
     """A process forked ahead is in its sandbox, and waits."""
 
 
-class Trying(_Message, frozen=True):
+class Trying(Message, frozen=True):
     """The function's trial begins: if this process ends before it is ready, even during compilation, the function is at
     fault.
     """
 
 
-class Ready(_Message, frozen=True):
+class Ready(Message, frozen=True):
     """The family is loaded and its first function is bound, after any trial; or the device is reserved."""
 
     warning: str = ""
     """What the author should know about the trial."""
 
 
-class LoadFailed(_Message, frozen=True):
+class LoadFailed(Message, frozen=True):
     """Loading the family, binding its first function or reserving the device has failed; the process exits."""
 
     error: str
     message: str
 
 
-class Bound(_Message, frozen=True):
+class Bound(Message, frozen=True):
     """Another function is bound. An executor does not report this."""
 
     function: str
 
 
-class BindFailed(_Message, frozen=True):
+class BindFailed(Message, frozen=True):
     """A hand-over or another function's bind has failed; a worker keeps the function's blocks until it is unbound."""
 
     function: str
@@ -341,20 +280,20 @@ class BindFailed(_Message, frozen=True):
     message: str
 
 
-class Failure(_Message, frozen=True):
+class Failure(Message, frozen=True):
     """A failed request."""
 
     error: str
     message: str
 
 
-class Outputs(_Message, frozen=True):
+class Outputs(Message, frozen=True):
     """A request's outputs. They are in the buffer in this order, after those of the earlier requests."""
 
     metas: TensorMetas
 
 
-class Answer(_Message, frozen=True):
+class Answer(Message, frozen=True):
     """The result of a run, with one outcome per request."""
 
     run: RunId
@@ -371,13 +310,13 @@ class Answer(_Message, frozen=True):
     """Why the executor ends after this run: its device is unusable in this process."""
 
 
-class WarmedUp(_Message, frozen=True):
+class WarmedUp(Message, frozen=True):
     """The answer to `WarmUp`: the warm-up has ended, early if it was interrupted."""
 
     interrupted: bool
 
 
-class PoolCall(_Message, frozen=True):
+class PoolCall(Message, frozen=True):
     """Run a function's program on the pool. Its inputs lie, in order, in the second buffer until `PoolCallResult`."""
 
     number: int
@@ -388,7 +327,7 @@ class PoolCall(_Message, frozen=True):
     inputs: TensorMetas
 
 
-class Measured(_Message, frozen=True):
+class Measured(Message, frozen=True):
     """The requested measurements."""
 
     private_bytes: int

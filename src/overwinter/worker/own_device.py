@@ -15,7 +15,7 @@ from overwinter.device.partitioned import allocator_of
 from overwinter.device.swap import SwapSettings
 from overwinter.device.virtual import VirtualDevice
 from overwinter.worker.channel import close_all
-from overwinter.worker.messages import Reserve
+from overwinter.worker.executor_messages import Reserve
 from overwinter.worker.peers import Peers
 
 

@@ -11,7 +11,7 @@ from overwinter.device.link import Link
 from overwinter.device.peer import PeerMemory
 from overwinter.device.swap import Route
 from overwinter.worker.channel import close_all
-from overwinter.worker.messages import BringFrom, PeerEnded
+from overwinter.worker.executor_messages import BringFrom, PeerEnded
 
 
 class Peers:
