@@ -164,7 +164,7 @@ class Rig:
         """Tell the worker to bind a function; the returned object gets the result when it is known."""
         deployed, result = function.deployed, []
         bind = deployed.bind_message()
-        blocks = [bind.blocks[number][0] for number in process.bindings.lacking(bind)]
+        blocks = [bind.blocks[number][0] for number in process.bindings.lacking(bind, deployed.store)]
         fds = [function.open_blob(address) for address in (*blocks, *deployed.assets())]
         self.processes.bind(process, deployed, fds, result.append)
         close_all(fds)

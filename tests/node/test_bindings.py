@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overwinter.core.errors import OverwinterError
+from overwinter.core.ids import SHARED, StoreName
 from overwinter.node.bindings import Bindings
 from overwinter.worker.channel import close_all
 from overwinter.worker.family import Family
@@ -56,7 +57,7 @@ def mapped() -> set[int]:
 def bind(node: Bindings, family: Family, function: Function) -> bool:
     """Bind as the node and the worker do; return whether it failed."""
     asked = function.deployed.bind_message()
-    handed = node.lacking(asked)
+    handed = node.lacking(asked, SHARED)
     addresses = [asked.blocks[number][0] for number in handed] + function.deployed.assets()
     results, fds = [], [function.open_blob(address) for address in addresses]
     node.begin(function.deployed, asked, results.append, fds)
@@ -84,7 +85,7 @@ def test_the_files_of_blocks_are_known_while_a_bound_function_uses_them(function
         bind = first.bind_message()
         node.begin_first(first, bind, opened(functions[0], [*dict(bind.blocks), *first.assets()]))
         bind = second.bind_message()
-        lacking = [bind.blocks[number][0] for number in node.lacking(bind)]
+        lacking = [bind.blocks[number][0] for number in node.lacking(bind, SHARED)]
         assert 0 < len(lacking) < len(bind.blocks)
         node.begin(second, bind, lambda failure: None, opened(functions[1], lacking))
         assert node.inodes == files(first) | files(second)
@@ -108,18 +109,33 @@ def test_a_block_whose_file_was_dropped_is_handed_over_again(functions):
     node.begin_first(first, first.bind_message())
     node.answered(first.id)
     shared = {address for address, _ in first.bind_message().blocks} & set(second.files())
-    before = node.lacking(second.bind_message())
-    node.mark_dropped(shared)
+    before = node.lacking(second.bind_message(), SHARED)
+    node.mark_dropped(SHARED, shared)
     asked = second.bind_message()
-    assert {asked.blocks[number][0] for number in set(node.lacking(asked)) - set(before)} == shared
+    assert {asked.blocks[number][0] for number in set(node.lacking(asked, SHARED)) - set(before)} == shared
     node.begin(second, asked, lambda failure: None)
     node.answered(second.id)
-    assert not {third.bind_message().blocks[number][0] for number in node.lacking(third.bind_message())} & shared
-    node.mark_dropped(shared)
+    bind = third.bind_message()
+    assert not {bind.blocks[number][0] for number in node.lacking(bind, SHARED)} & shared
+    node.mark_dropped(SHARED, shared)
     node.end(first.id)
     node.end(second.id)
     node.begin(first, first.bind_message(), lambda failure: None)
-    assert node.lacking(first.bind_message()) == []
+    assert node.lacking(first.bind_message(), SHARED) == []
+
+
+def test_each_host_store_has_its_own_files_of_a_block(functions):
+    function = functions[0].deployed
+    node, bind = Bindings(), function.bind_message()
+    every = list(range(len(bind.blocks)))
+    node.add(function, bind)
+    assert node.lacking(bind, SHARED) == []
+    assert node.lacking(bind, StoreName("ada")) == every
+    addresses = frozenset(address for address, _ in bind.blocks)
+    node.mark_dropped(StoreName("ada"), addresses)
+    assert node.lacking(bind, SHARED) == []
+    node.mark_dropped(SHARED, addresses)
+    assert node.lacking(bind, SHARED) == every
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,12 +173,12 @@ def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, or
         elif order == "run":
             assert family.runner(name) is None
         elif order == "drop":
-            node.mark_dropped(frozenset(function.deployed.files()))
+            node.mark_dropped(SHARED, frozenset(function.deployed.files()))
             dropped.update(function.deployed.files())
         held = {address for other in bound for address, _ in functions[other].deployed.bind_message().blocks}
         dropped &= held
         everything = functions[number].deployed.bind_message()
-        lacking = {everything.blocks[place][0] for place in node.lacking(everything)}
+        lacking = {everything.blocks[place][0] for place in node.lacking(everything, SHARED)}
         assert lacking == {address for address, _ in everything.blocks} - (held - dropped)
         assert mapped() == node.inodes
     assert {each.id for each in node.functions()} == {functions[number].deployed.id for number in bound}
@@ -182,7 +198,7 @@ def test_the_former_file_of_a_block_belongs_to_those_that_were_bound_before(func
         with path.open() as file:
             node.begin_first(function, bind, [file.fileno()])
         node.answered(function.id)
-        node.mark_dropped(frozenset(bind.blocks[0][:1]))
+        node.mark_dropped(SHARED, frozenset(bind.blocks[0][:1]))
     assert node.inodes == {path.stat().st_ino for path in paths}
     node.end(first.id)
     assert node.inodes == {paths[1].stat().st_ino}

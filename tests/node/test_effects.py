@@ -104,12 +104,12 @@ def test_dropped_blocks_are_removed_by_a_thread(tmp_path):
     with open(source.pipe(blob.address), "wb", buffering=0) as writer:
         writer.write(data)
     host.load([blob])
-    marked: list[frozenset[str]] = []
+    marked: list[tuple[str, frozenset[str]]] = []
     processes = SimpleNamespace(
         queue=FairQueue(),
         files=SimpleNamespace(closing=closing),
         forks=SimpleNamespace(closing=False),
-        mark_dropped=marked.append,
+        mark_dropped=lambda store, addresses: marked.append((store, addresses)),
     )
 
     async def scene():
@@ -123,7 +123,7 @@ def test_dropped_blocks_are_removed_by_a_thread(tmp_path):
                 effects.carry_out(Drop((blob.address,), ""))
                 assert names(host) == {blob.address}
                 assert not host.holds(blob.address)
-                assert marked == [{blob.address}]
+                assert marked == [("", {blob.address})]
             await until(lambda: names(host) == set())
 
     try:

@@ -436,7 +436,7 @@ def test_a_bind_beyond_the_workers_address_space_affects_only_its_function(rig, 
         manifest = msgspec.structs.replace(deployment.manifest, blocks=tuple(blocks))
         large = DeployedFunction(msgspec.structs.replace(deployment, manifest=manifest))
         results = []
-        fds = [os.memfd_create("large") for _ in worker.bindings.lacking(large.bind_message())]
+        fds = [os.memfd_create("large") for _ in worker.bindings.lacking(large.bind_message(), large.store)]
         for fd in fds:
             os.ftruncate(fd, 8 << 30)
         rig.processes.bind(worker, large, fds, results.append)

@@ -4,12 +4,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from overwinter.core.ids import Address
+from overwinter.core.ids import Address, StoreName
 from overwinter.node.functions import DeployedFunction
 from overwinter.worker.messages import Bind, Failure
 
 BindCallback = Callable[[Failure | None], None]
 """Receives the result of a bind: None when the function is bound, otherwise the failure."""
+StoredBlock = tuple[StoreName, Address]
+"""A block in a host store. An executor has functions of several, each with a file of its own."""
 
 
 class Bindings:
@@ -20,11 +22,11 @@ class Bindings:
 
     def __init__(self) -> None:
         self._functions: dict[str, DeployedFunction] = {}
-        self._blocks: dict[str, tuple[Address, ...]] = {}
-        self._users: Counter[Address] = Counter()
-        self._dropped: set[Address] = set()
+        self._blocks: dict[str, tuple[StoredBlock, ...]] = {}
+        self._users: Counter[StoredBlock] = Counter()
+        self._dropped: set[StoredBlock] = set()
         """Its blocks whose files were dropped from a host store: they are handed over again for further functions."""
-        self._files: dict[Address, int] = {}
+        self._files: dict[StoredBlock, int] = {}
         """The inode of the file that it received last for each of its blocks."""
         self._inodes: dict[str, frozenset[int]] = {}
         """The inodes of the files that each function uses: those of its blocks when it was handed over."""
@@ -37,16 +39,17 @@ class Bindings:
         """Return the functions that the worker was instructed to bind and not yet to unbind, including removed ones."""
         return list(self._functions.values())
 
-    def lacking(self, bind: Bind) -> list[int]:
-        """The indices of the function's blocks that the worker does not have, or has from files that were dropped
-        since. Such a file is neither counted nor verified, and the function would use the file until its unbind.
+    def lacking(self, bind: Bind, store: StoreName) -> list[int]:
+        """The indices of the function's blocks that the worker does not have from its host store, or has from files
+        that were dropped since. Such a file is neither counted nor verified, and the function would use the file until
+        its unbind.
         """
-        numbered = enumerate(bind.blocks)
-        return [at for at, (address, _) in numbered if address not in self._users or address in self._dropped]
+        stored = enumerate(_stored(bind, store))
+        return [at for at, block in stored if block not in self._users or block in self._dropped]
 
-    def mark_dropped(self, addresses: frozenset[Address]) -> None:
+    def mark_dropped(self, store: StoreName, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
-        self._dropped |= self._users.keys() & addresses
+        self._dropped |= self._users.keys() & {(store, address) for address in addresses}
 
     @property
     def block_count(self) -> int:
@@ -69,14 +72,15 @@ class Bindings:
         """
         if bind.function in self._blocks:
             raise ValueError(f"{bind.function} is bound already")
-        for number, fd in zip(self.lacking(bind), fds, strict=False):
-            self._files[bind.blocks[number][0]] = os.fstat(fd).st_ino
+        blocks = _stored(bind, function.store)
+        for number, fd in zip(self.lacking(bind, function.store), fds, strict=False):
+            self._files[blocks[number]] = os.fstat(fd).st_ino
         # A function that was bound before continues to use the former file of a block.
-        self._inodes[bind.function] = frozenset(self._files[at] for at, _ in bind.blocks if at in self._files)
+        self._inodes[bind.function] = frozenset(self._files[block] for block in blocks if block in self._files)
         self._functions[bind.function] = function
-        self._blocks[bind.function] = tuple(address for address, _ in bind.blocks)
-        self._users.update(self._blocks[bind.function])
-        self._dropped.difference_update(self._blocks[bind.function])
+        self._blocks[bind.function] = blocks
+        self._users.update(blocks)
+        self._dropped.difference_update(blocks)
 
     def begin(self, function: DeployedFunction, bind: Bind, report: BindCallback, fds: Sequence[int] = ()) -> None:
         """Record that the worker was instructed to bind a function; raise ValueError if it was already. `fds`:
@@ -107,9 +111,13 @@ class Bindings:
             raise ValueError(f"{function} is not bound")
         self.has_unbound = True
         del self._functions[function], self._inodes[function]
-        for address in self._blocks.pop(function):
-            self._users[address] -= 1
-            if not self._users[address]:
-                del self._users[address]
-                self._dropped.discard(address)
-                self._files.pop(address, None)
+        for block in self._blocks.pop(function):
+            self._users[block] -= 1
+            if not self._users[block]:
+                del self._users[block]
+                self._dropped.discard(block)
+                self._files.pop(block, None)
+
+
+def _stored(bind: Bind, store: StoreName) -> tuple[StoredBlock, ...]:
+    return tuple((store, address) for address, _ in bind.blocks)

@@ -141,7 +141,7 @@ class NodeEffects:
         """Kill the processes that may use a damaged block, which was dropped from a host store; return their names."""
         return [
             *self.worker_actions.kill_block_readers(store, address),
-            *self.executors.kill_block_readers(store, address),
+            *self.executors.kill_block_readers(address),
         ]
 
     def _drop(self, addresses: frozenset[Address], store: StoreName) -> None:
@@ -151,8 +151,8 @@ class NodeEffects:
             # Its directory could not be made, so the load failed that would have brought blocks.
             return
         host.begin_drop(addresses)
-        self._processes.mark_dropped(addresses)
-        self.executors.mark_dropped(addresses)
+        self._processes.mark_dropped(store, addresses)
+        self.executors.mark_dropped(store, addresses)
         if not self._processes.forks.closing:
             # A host store that is closed removes its files itself.
             self._processes.files.closing.run(self._hosts.removals.remove)

@@ -202,7 +202,7 @@ class Executors:
             return
         bind = function.bind_message(bare=True)
         self._unmap(process, len(bind.blocks))
-        lacking = tuple(process.bindings.lacking(bind))
+        lacking = tuple(process.bindings.lacking(bind, function.store))
         try:
             fds = host.open([function.manifest.program.address, *(bind.blocks[place][0] for place in lacking)])
         except StoreError as error:
@@ -219,7 +219,8 @@ class Executors:
                 # The memory of a whole program says nothing about a slice.
                 memory, sizes = {}, tuple(function.slice.sizes[block] for block, _ in bind.blocks)
             run_s = profile.run_s(cores=1, concurrency=1)
-            message = HandOver(tenant, function.load_message(bare=True), handed, memory, run_s, sizes)
+            load = function.load_message(bare=True)
+            message = HandOver(tenant, load, handed, memory, run_s, sizes, function.store)
             process.bindings.add(function, bind)
             process.unconfirmed.append(function.id)
             self._processes.forks.send(process, message, fds)
@@ -252,19 +253,21 @@ class Executors:
         if process.preparing is not None and process.preparing.function == function and not process.warms_up:
             self._prepared(process, interrupted=True)
 
-    def mark_dropped(self, addresses: frozenset[Address]) -> None:
+    def mark_dropped(self, store: StoreName, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
         for process in self._executors.values():
-            process.bindings.mark_dropped(addresses)
+            process.bindings.mark_dropped(store, addresses)
 
-    def kill_block_readers(self, store: StoreName, address: Address) -> list[str]:
-        """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store."""
+    def kill_block_readers(self, address: Address) -> list[str]:
+        """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store. A
+        device holds a block once, from whichever store it came.
+        """
         killed = []
         functions = self._registry.functions
         for process in list(self._executors.values()):
             # A device keeps the blocks of functions that its executor does not map any more.
             kept = [functions[id_] for id_ in process.known if id_ in functions]
-            if any(each.store == store and address in each.files() for each in (*process.bindings.functions(), *kept)):
+            if any(address in each.files() for each in (*process.bindings.functions(), *kept)):
                 process.lost_blocks = True
                 self._processes.forks.give_up(process, "one of its blocks had changed in memory")
                 killed.append(f"the executor of {process.device}")

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 
 from overwinter.core.errors import WorkerError
-from overwinter.core.ids import Address, FunctionId, WorkerId
+from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
 from overwinter.node.ahead import AheadProcesses
 from overwinter.node.answers import reportable
 from overwinter.node.bindings import BindCallback
@@ -189,7 +189,7 @@ class Processes:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")
         function.recent_output = process.recent_output
         bind = function.bind_message()
-        handed = tuple(process.bindings.lacking(bind))
+        handed = tuple(process.bindings.lacking(bind, function.store))
         process.bindings.begin(function, bind, done, fds)
         self.forks.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
 
@@ -202,10 +202,10 @@ class Processes:
         """Return all workers that have not ended; some are not forked yet."""
         return list(self._workers.values())
 
-    def mark_dropped(self, addresses: frozenset[Address]) -> None:
+    def mark_dropped(self, store: StoreName, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
         for process in self._workers.values():
-            process.bindings.mark_dropped(addresses)
+            process.bindings.mark_dropped(store, addresses)
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """Return the worker, if it exists."""

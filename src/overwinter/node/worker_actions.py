@@ -229,7 +229,7 @@ class WorkerActions:
             # The worker's exit is about to reach the scheduler.
             return
         message = function.bind_message()
-        lacking = [message.blocks[index][0] for index in process.bindings.lacking(message)]
+        lacking = [message.blocks[index][0] for index in process.bindings.lacking(message, function.store)]
         try:
             fds = host.open([*lacking, *function.assets()])
         except StoreError as error:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from overwinter.core.ids import DeviceId, TenantId
+from overwinter.core.ids import SHARED, DeviceId, StoreName, TenantId
 from overwinter.worker.messages import Bind, Load, Message, RunBatch, Stop, Unbind
 
 
@@ -42,6 +42,8 @@ class HandOver(Message, frozen=True):
     """The bytes of each block of `bind` on the device, if the function is a slice: another slice may use other weights
     of the block. Empty: as many as its weights take.
     """
+    store: StoreName = SHARED
+    """The host store of its blocks: each has files of its own."""
 
 
 class Evict(Message, frozen=True):

@@ -69,7 +69,7 @@ class HandedOver:
                 program.prepared.joinable = False
             self._programs[load.program, load.calls] = program
         program.activations.learn(message.private_bytes)
-        taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)))
+        taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)), message.store)
         mapped: dict[Address, MappedBlock] = {}
         for (address, _), block in zip(bind.blocks, taken, strict=True):
             if not isinstance(block, MappedBlock):

@@ -14,13 +14,15 @@ from math import prod
 import torch
 
 from overwinter.core.errors import StoreError
-from overwinter.core.ids import Address
+from overwinter.core.ids import SHARED, Address, StoreName
 from overwinter.model.closeness import equal_bits
 from overwinter.model.program import Weight
 from overwinter.model.weight_layout import shaped
 from overwinter.store.blocks import address_of
 from overwinter.store.mapping import map_read_only, unmap
 from overwinter.store.packing import LARGE_BYTES
+
+_StoredBlock = tuple[StoreName, Address]
 
 
 class MappedBlock:
@@ -70,35 +72,37 @@ class Newest:
 
 
 class Blocks:
-    """The mapped blocks of a worker or an executor, by address, as long as they are in use."""
+    """The mapped blocks of a worker or an executor, by host store and address, as long as they are in use."""
 
     def __init__(self) -> None:
-        self._mapped: weakref.WeakValueDictionary[Address, MappedBlock] = weakref.WeakValueDictionary()
-        self._newest: weakref.WeakValueDictionary[Address, Newest] = weakref.WeakValueDictionary()
+        self._mapped: weakref.WeakValueDictionary[_StoredBlock, MappedBlock] = weakref.WeakValueDictionary()
+        self._newest: weakref.WeakValueDictionary[_StoredBlock, Newest] = weakref.WeakValueDictionary()
 
-    def take(self, blocks: Sequence[tuple[Address, int]], handed: Mapping[int, int]) -> list[MappedBlock | StoreError]:
+    def take(
+        self, blocks: Sequence[tuple[Address, int]], handed: Mapping[int, int], store: StoreName = SHARED
+    ) -> list[MappedBlock | StoreError]:
         """Return these blocks. `handed`: the descriptors of those that were sent, by index in `blocks`; the others are
-        mapped already.
+        mapped already. `store`: their host store. A worker has blocks of one only, and need not name it.
 
         A failed block is represented by its error, so that later binds can use the others.
         """
-        return [self._block(address, nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(blocks)]
+        return [self._block((store, address), nbytes, handed.get(at)) for at, (address, nbytes) in enumerate(blocks)]
 
-    def _block(self, address: Address, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
+    def _block(self, key: _StoredBlock, nbytes: int, fd: int | None) -> MappedBlock | StoreError:
+        former = self._mapped.get(key)
         if fd is None:
-            return self._mapped.get(address) or StoreError(
+            return former or StoreError(
                 f"a block of {nbytes} bytes that was sent for an earlier function is not mapped any more"
             )
-        former = self._mapped.get(address)
         try:
-            block = self._mapped[address] = MappedBlock(fd, nbytes)
+            block = self._mapped[key] = MappedBlock(fd, nbytes)
         except StoreError as error:
             return error
         if former is not None:
             # The node sends a block that any function has only if its file was dropped.
-            newest = self._newest.get(address) or Newest(block)
+            newest = self._newest.get(key) or Newest(block)
             # They share it, so that a mapping between the first and the last ends with its functions.
-            self._newest[address] = former.newest = newest
+            self._newest[key] = former.newest = newest
             newest.block = block
         return block
 
