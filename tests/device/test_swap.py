@@ -239,6 +239,37 @@ def test_a_failed_swap_leaves_nothing_behind(stored, device):
     model.check(device, 0, [model.route])
 
 
+def test_an_error_before_the_last_transfer_was_asked_for_leaves_no_blocks(stored, device, monkeypatch):
+    model, copy, asked = stored["minilm"], device.copy, []
+
+    def fails_later(copies, paths):
+        asked.append(copies)
+        if len(asked) == 2:
+            raise MemoryError("no memory for a transfer")
+        return copy(copies, paths)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "copy", fails_later)
+        with pytest.raises(MemoryError):
+            run(device, model.functions[0], model.inputs, [model.route], SWAPPINGS[0])
+    assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
+    model.check(device, 0, [model.route])
+
+
+def test_an_error_while_memory_is_cleared_leaves_no_blocks(stored, device, monkeypatch):
+    model = stored["minilm"]
+
+    def fails(extent, tenant):
+        raise MemoryError("no memory to clear memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "_clear", fails)
+        with pytest.raises(MemoryError):
+            run(device, model.functions[0], model.inputs, [model.route], SWAPPINGS[0])
+    assert device.missing(model.functions[0].blocks) == model.functions[0].blocks
+    model.check(device, 0, [model.route])
+
+
 def test_a_run_that_fails_leaves_its_blocks(stored, device):
     model = stored["minilm"]
     with pytest.raises(IndexError):

@@ -15,6 +15,7 @@ from overwinter.core.errors import ActivationsError
 from overwinter.core.function import Settings
 from overwinter.device import function as device_function
 from overwinter.device.cuda import RegisteredBlocks, _enough_memory
+from overwinter.device.interface import UnusableDeviceError
 from overwinter.device.link import Link
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.swap import SwapSettings
@@ -170,6 +171,35 @@ def test_blocks_that_move_for_a_sibling_are_read_where_they_are(stack):
     for model, meta, at in zip(models.values(), metas, offsets(metas), strict=False):
         with torch.inference_mode():
             torch.testing.assert_close(read(slot.outputs, meta, at), model(x)["y"])
+
+
+class Stuck(VirtualDevice):
+    """A device that cannot move blocks."""
+
+    def _move(self, moves):
+        raise RuntimeError("no memory to move blocks")
+
+
+def test_an_executor_ends_if_blocks_may_lie_where_the_device_does_not_look_for_them(stack):
+    channel, theirs, slot = ends(stack)
+    device = stack.enter_context(closing(Stuck("a", PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES))))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    device.hold("filler", "ada", {"f" * 64: 2 * PARTITION_BYTES})
+    trunk, known = torch.nn.Linear(32, 64, bias=False), set()
+    for name in ("first", "second"):
+        hand_over(channel, name, Headed(trunk).eval(), known)
+    sent = EncodedTensor("x", torch.randn(1, 32))
+    write(slot, sent)
+    channel.send(RunBatch(1, ("first@1",), 0, ((sent.meta,),)))
+    channel.send(Evict(("filler",)))
+    for number, function in ((2, "second@1"), (3, "first@1")):
+        channel.send(RunBatch(number, (function,), 0, ((sent.meta,),)))
+    channel.send(Stop())
+    own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
+    with pytest.raises(UnusableDeviceError, match="could not be moved"):
+        Executor(Channel(theirs, ToExecutor), slot, own).work()
+    left, _ = Channel(theirs, ToExecutor).receive()
+    assert left.run == 3
 
 
 class Tied(torch.nn.Module):

@@ -10,6 +10,12 @@ from overwinter.device.link import Link
 from overwinter.model.compile import Compiled, Waiting
 
 
+class UnusableDeviceError(BaseException):
+    """Blocks may not lie where the device takes them to be. This is no Exception: the process must end, because later
+    runs would answer wrongly.
+    """
+
+
 class Copy(NamedTuple):
     """A part of a block, to be copied to the same part of that block on a device."""
 
@@ -78,7 +84,8 @@ class Device(Protocol):
         """Give each block memory until the holder (a function) is evicted; the block's position may change. Return the
         new blocks, whose bytes are to be copied, or None if they do not fit.
 
-        The memory of the new ones holds no byte of another tenant.
+        The memory of the new ones holds no byte of another tenant. Raises UnusableDeviceError if blocks could not be
+        moved; after another error the holder is to be evicted.
         """
         ...
 

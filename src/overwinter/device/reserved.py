@@ -8,7 +8,7 @@ import torch
 from overwinter.core.ids import Address, TenantId
 from overwinter.device.allocation import Allocator, Extent, Move
 from overwinter.device.arena import Arena
-from overwinter.device.interface import Device
+from overwinter.device.interface import Device, UnusableDeviceError
 from overwinter.device.memory_owners import MemoryOwners
 from overwinter.device.partitions import GRANULE_BYTES
 
@@ -44,7 +44,7 @@ class ReservedDevice(Device):
         new = self._arena.hold(holder, blocks)
         if new is None and self._arena.free_bytes >= CONSOLIDATE_FACTOR * sum(self._arena.missing(blocks).values()):
             while new is None and (moves := self._arena.consolidate(blocks)):
-                self._move(moves)
+                self._carry_out(moves)
                 new = self._arena.hold(holder, blocks)
         for extent in _joined(self._arena.extent(address) for address in new or ()):
             self._clear(extent, tenant)
@@ -74,6 +74,13 @@ class ReservedDevice(Device):
         for start, stop in self._owners.others(offset, offset + nbytes, tenant):
             self._memory[start:stop] = 0
         self._owners.give(offset, offset + nbytes, tenant)
+
+    def _carry_out(self, moves: Sequence[Move]) -> None:
+        """Carry out moves that the arena has recorded already."""
+        try:
+            self._move(moves)
+        except Exception as error:
+            raise UnusableDeviceError(f"blocks of device {self.name} could not be moved: {error}") from error
 
     def _move(self, moves: Sequence[Move]) -> None:
         """Move the bytes of blocks to their new positions. Subclasses first wait for copies that use the old ones."""

@@ -62,11 +62,16 @@ def run(
     """Run a function, bringing its missing blocks from the first source that has each.
 
     Raises NoSpaceError if they do not fit: something must be evicted first. Raises StoreError if one of them is in no
-    source, and WorkerError if a transfer fails; the function is then evicted.
+    source, and WorkerError if a transfer fails. After these and all other errors before the last block has arrived, the
+    function is evicted.
     """
     # If this fails, nothing has to be evicted, because no block was placed for the run yet.
     inputs = device.bring(inputs)
-    new = device.hold(function.name, function.tenant, function.blocks)
+    try:
+        new = device.hold(function.name, function.tenant, function.blocks)
+    except BaseException:
+        device.evict(function.name)  # New blocks may have places, and they have no bytes.
+        raise
     if new is None:
         lacking = sum(device.missing(function.blocks).values())
         raise NoSpaceError(f"{lacking} bytes of {function.name} do not fit on device {device.name}")
@@ -136,8 +141,10 @@ class _Arrivals:
         """For each call that waits: its transfers, each with the number of the first route that it may take."""
         self.moved = [0] * routes
         """The bytes that came over each route, when all transfers have ended."""
+        self.all_asked_for = False
+        """Whether no further transfer will be added."""
         self.complete = False
-        """Whether all transfers have succeeded."""
+        """Whether all transfers of the swap have succeeded."""
 
     def add(self, group: Group, event: Event) -> None:
         """Let the first call that reads a part of the group wait for this event, with which the group has arrived."""
@@ -164,7 +171,7 @@ class _Arrivals:
         for first, moved in ended:
             for path, nbytes in enumerate(moved or ()):
                 self.moved[first + path] += nbytes
-        self.complete = bool(ended) and all(moved is not None for _, moved in ended)
+        self.complete = self.all_asked_for and all(moved is not None for _, moved in ended)
 
 
 def _swap(
@@ -182,6 +189,7 @@ def _swap(
         chosen = {address: _route_of(address, paths) for address in missing}
         for group in groups(copies, chosen, settings.group_bytes):
             arrivals.add(group, device.copy(group.copies, paths[group.route :]))
+        arrivals.all_asked_for = True
         weights = function.bind(device)  # While the first group is transferred.
         if settings.overlaps:
             outputs = device.run(function.program.run_waiting, weights, inputs, arrivals.wait)
