@@ -30,7 +30,7 @@ from overwinter.worker.channel import Channel, close_all, pair
 from overwinter.worker.executor import Executor
 from overwinter.worker.executor_messages import Evict, HandOver, ToExecutor, WarmUp
 from overwinter.worker.inbox import Inbox
-from overwinter.worker.messages import FromWorker, RunBatch, Stop, WarmedUp
+from overwinter.worker.messages import FromWorker, RunBatch, Stop, Unbind, WarmedUp
 from overwinter.worker.own_device import OwnDevice
 from overwinter.worker.peers import Peers
 from overwinter.worker.values import EncodedTensor, read
@@ -57,8 +57,8 @@ def stack():
         yield stack
 
 
-def hand_over(channel, name, model, known):
-    """Send a function to an executor, which has the known blocks."""
+def hand_over(channel, name, model, known, damaged=False):
+    """Send a function to an executor, which has the known blocks. Optionally its program has changed in memory."""
     features = next(model.parameters()).shape[1]
     made = export(model, {"x": torch.zeros(2, features)}, {"x": {0: "batch"}})
     packaged = package(name, made.program, made.weights)
@@ -66,7 +66,10 @@ def hand_over(channel, name, model, known):
     program, *blocks = function.files(bare=True)
     lacking = tuple(number for number, address in enumerate(blocks) if address not in known)
     known.update(blocks)
-    fds = [memory_file(packaged.contents[address]()) for address in [program, *(blocks[each] for each in lacking)]]
+    content = bytearray(packaged.contents[program]())
+    content[0] ^= damaged
+    files = [packaged.contents[blocks[each]]() for each in lacking]
+    fds = [memory_file(each) for each in (content, *files)]
     bind = structs.replace(function.bind_message(bare=True), handed=lacking)
     channel.send(HandOver("ada", function.load_message(bare=True), bind), fds)
     close_all(fds)
@@ -314,6 +317,41 @@ def test_requests_of_a_slice_keep_their_own_rows_whatever_order_the_program_give
         executor._handle()
         answer, _ = channel.receive()
         torch.testing.assert_close(read(slot.outputs, answer.outcomes[0].metas[0], 0), model(row)["y"])
+
+
+class Rectified(Headed):
+    """The same weights, and another program."""
+
+    def forward(self, x):
+        return {"y": super().forward(x)["y"].relu()}
+
+
+def test_the_blocks_of_a_function_that_cannot_run_serve_the_next_function(stack):
+    channel, theirs, slot = ends(stack)
+    allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
+    device = stack.enter_context(closing(VirtualDevice("a", allocator)))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    model, other = (kind(torch.nn.Linear(32, 64, bias=False)).eval() for kind in (Headed, Rectified))
+    other.load_state_dict(model.state_dict())
+    known = set()
+    x = torch.randn(1, 32)
+    sent = EncodedTensor("x", x)
+    write(slot, sent)
+    hand_over(channel, "bad", other, known, damaged=True)
+    hand_over(channel, "good", model, known)
+    channel.send(RunBatch(1, ("good@1",), 0, ((sent.meta,),)))
+    channel.send(Unbind("good@1"))
+    channel.send(Unbind("bad@1"))
+    channel.send(Stop())
+    own = OwnDevice(device, "virtual", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
+    executor = Executor(Channel(theirs, ToExecutor), slot, own)
+    executor.work()
+    with open("/proc/self/maps") as maps:
+        assert not [line for line in maps if "/memfd:blob" in line]
+    _, failed, answer = [channel.receive()[0] for _ in range(3)]
+    assert (failed.function, failed.error) == ("bad@1", "StoreError")
+    with torch.inference_mode():
+        torch.testing.assert_close(read(slot.outputs, answer.outcomes[0].metas[0], 0), model(x)["y"])
 
 
 class Registering(VirtualDevice):

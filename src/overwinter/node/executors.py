@@ -245,10 +245,11 @@ class Executors:
     def unbind(self, executor: WorkerId, function: FunctionId) -> None:
         """Let an executor forget a function, if it has it."""
         process = self._executors[executor]
-        if process.bindings.has(function):
+        has_it = process.bindings.has(function)
+        if has_it:
             self._forget(process, function)
-        if function in process.known:
-            process.known.remove(function)
+        if has_it or function in process.known:
+            process.known.discard(function)
             self._processes.forks.send(process, Unbind(function))
         if process.preparing is not None and process.preparing.function == function and not process.warms_up:
             self._prepared(process, interrupted=True)

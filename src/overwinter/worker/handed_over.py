@@ -6,7 +6,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from overwinter.core.errors import MESSAGE_MAX, OverwinterError
+from overwinter.core.errors import MESSAGE_MAX, OverwinterError, StoreError
 from overwinter.core.ids import Address
 from overwinter.device.function import DeviceFunction
 from overwinter.model.program import decode_program, encode_program
@@ -35,6 +35,9 @@ class HandedOver:
         self._blocks = Blocks()
         self._programs: WeakValueDictionary[tuple[Address, tuple[int, int] | None], Program] = WeakValueDictionary()
         self._functions: dict[str, Member | Failure] = {}
+        self._taken: dict[str, list[MappedBlock | StoreError]] = {}
+        """The blocks of each function. They stay mapped even if it cannot run, because later functions may share them.
+        """
 
     def get(self, function: str) -> Member | Failure:
         """Return a function, or why it cannot run."""
@@ -44,9 +47,11 @@ class HandedOver:
         """Map a function's blocks, and compile its program unless another function has it. Return why the function
         cannot run, or None.
         """
-        name = message.bind.function
+        bind, name = message.bind, message.bind.function
+        handed = dict(zip(bind.handed, fds[1:], strict=True))
+        self._taken[name] = self._blocks.take(bind.blocks, handed, message.store)
         try:
-            self._functions[name] = self._member(message, fds)
+            self._functions[name] = self._member(message, fds[0], self._taken[name])
         except Exception as error:  # noqa: BLE001 - the boundary to an untested program
             kind = type(error).__name__ if isinstance(error, OverwinterError) else "ProgramError"
             failure = Failure(kind, f"{name} cannot run on {self._own.device.name}: {error}"[:MESSAGE_MAX])
@@ -57,19 +62,19 @@ class HandedOver:
     def forget(self, function: str) -> None:
         """Forget a function, but not its blocks on the device."""
         self._functions.pop(function, None)
+        self._taken.pop(function, None)
 
-    def _member(self, message: HandOver, fds: Sequence[int]) -> Member:
+    def _member(self, message: HandOver, program_fd: int, taken: Sequence[MappedBlock | StoreError]) -> Member:
         load, bind = message.load, message.bind
         program = self._programs.get((load.program, load.calls))
         if program is None:
-            content = _slice_of(read_program(fds[0], load.program_bytes, load.program), load.calls)
+            content = _slice_of(read_program(program_fd, load.program_bytes, load.program), load.calls)
             program = Program(content, self._own, message.run_s)
             if load.calls is not None:
                 # Between slices the rows may be in another order than the requests, as where a model sorts them.
                 program.prepared.joinable = False
             self._programs[load.program, load.calls] = program
         program.activations.learn(message.private_bytes)
-        taken = self._blocks.take(bind.blocks, dict(zip(bind.handed, fds[1:], strict=True)), message.store)
         mapped: dict[Address, MappedBlock] = {}
         for (address, _), block in zip(bind.blocks, taken, strict=True):
             if not isinstance(block, MappedBlock):

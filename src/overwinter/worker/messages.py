@@ -273,7 +273,7 @@ class Bound(Message, frozen=True):
 
 
 class BindFailed(Message, frozen=True):
-    """A hand-over or another function's bind has failed; a worker keeps the function's blocks until it is unbound."""
+    """A hand-over or another function's bind has failed. The process keeps the blocks until the function is unbound."""
 
     function: str
     error: str

@@ -1,5 +1,6 @@
-"""An executor maps the blocks of each function from the function's own host store."""
+"""An executor maps the blocks of the functions that it has, each from the function's own host store."""
 
+import asyncio
 from copy import copy
 
 import pytest
@@ -64,5 +65,34 @@ def test_a_damaged_block_of_another_host_store_ends_the_executor_that_may_have_c
         assert len(pool.effects.kill_block_readers("", next(iter(dedicated.block_bytes)))) == 1
         await until(lambda: rig.exits(executor))
         assert rig.exits(executor)[0].lost_blocks
+
+    rig.run(scene())
+
+
+@sees_maps
+def test_a_function_that_is_unbound_before_its_first_run_begins_is_not_mapped(rig, pool, monkeypatch):
+    first, second = variant("minilm", 0), variant("minilm", 1)
+    pool.deploy(first, second)
+    one = {key: value[:1] for key, value in first.inputs.items()}
+    executors, waiting = pool.effects.executors, []
+    verify = executors._when_verified
+
+    def second_later(process, function, host, then):
+        if function is second.deployed:
+            waiting.append(then)
+        else:
+            verify(process, function, host, then)
+
+    monkeypatch.setattr(executors, "_when_verified", second_later)
+
+    async def scene():
+        executor = await pool.start()
+        running = asyncio.create_task(pool.run_together(executor, first, second, inputs=one))
+        await until(lambda: waiting)
+        await until(lambda: pool.mapped(executor) == len(first.block_bytes))
+        pool.unbind(executor, first)
+        await until(lambda: pool.mapped(executor) == 0)
+        waiting.pop()()
+        assert (await running).failures == ()
 
     rig.run(scene())
