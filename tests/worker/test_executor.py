@@ -4,6 +4,7 @@ import os
 import time
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from overwinter.device import function as device_function
 from overwinter.device.cuda import RegisteredBlocks, _enough_memory
 from overwinter.device.interface import UnusableDeviceError
 from overwinter.device.link import Link
+from overwinter.device.null import NullDevice, NullProgram
 from overwinter.device.partitioned import PartitionedAllocator
 from overwinter.device.swap import SwapSettings
 from overwinter.device.virtual import VirtualDevice
@@ -25,10 +27,11 @@ from overwinter.model.export import export
 from overwinter.node.device_fit import slices_for
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.manifest import Deployment
+from overwinter.worker import swapped
 from overwinter.worker.buffer import SharedBuffer, Slot, offsets
 from overwinter.worker.channel import Channel, close_all, pair
 from overwinter.worker.executor import Executor
-from overwinter.worker.executor_messages import Evict, HandOver, ToExecutor, WarmUp
+from overwinter.worker.executor_messages import Evict, HandOver, Learn, ToExecutor, WarmUp
 from overwinter.worker.inbox import Inbox
 from overwinter.worker.messages import FromWorker, RunBatch, Stop, Unbind, WarmedUp
 from overwinter.worker.own_device import OwnDevice
@@ -57,7 +60,7 @@ def stack():
         yield stack
 
 
-def hand_over(channel, name, model, known, damaged=False):
+def hand_over(channel, name, model, known, damaged=False, run_s=None):
     """Send a function to an executor, which has the known blocks. Optionally its program has changed in memory."""
     features = next(model.parameters()).shape[1]
     made = export(model, {"x": torch.zeros(2, features)}, {"x": {0: "batch"}})
@@ -71,7 +74,7 @@ def hand_over(channel, name, model, known, damaged=False):
     files = [packaged.contents[blocks[each]]() for each in lacking]
     fds = [memory_file(each) for each in (content, *files)]
     bind = structs.replace(function.bind_message(bare=True), handed=lacking)
-    channel.send(HandOver("ada", function.load_message(bare=True), bind), fds)
+    channel.send(HandOver("ada", function.load_message(bare=True), bind, {}, run_s or {}), fds)
     close_all(fds)
 
 
@@ -352,6 +355,41 @@ def test_the_blocks_of_a_function_that_cannot_run_serve_the_next_function(stack)
     assert (failed.function, failed.error) == ("bad@1", "StoreError")
     with torch.inference_mode():
         torch.testing.assert_close(read(slot.outputs, answer.outcomes[0].metas[0], 0), model(x)["y"])
+
+
+class Untimed(NullProgram):
+    """A program whose runs only record how long they would take."""
+
+    taken: ClassVar[list[float]] = []
+
+    def __init__(self, program, run_s):
+        super().__init__(program, run_s, lambda: 0.0, lambda seconds: None)
+
+    def _run(self, weights, inputs, wait=None):
+        self.taken.append(self._seconds(inputs))
+        return super()._run(weights, inputs, wait)
+
+
+def test_a_null_device_takes_the_times_that_it_learned_last(stack, monkeypatch):
+    channel, theirs, slot = ends(stack)
+    allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
+    device = stack.enter_context(closing(NullDevice("a", allocator)))
+    link, peers = Link(1e12, time.perf_counter, time.sleep), Peers(DeviceConfig(name="a", memory_bytes=1 << 20))
+    monkeypatch.setattr(swapped, "NullProgram", Untimed)
+    model, known = Headed(torch.nn.Linear(32, 64, bias=False)).eval(), set()
+    sent = EncodedTensor("x", torch.randn(1, 32))
+    write(slot, sent)
+    hand_over(channel, "first", model, known, run_s={1: 1.0})
+    channel.send(RunBatch(1, ("first@1",), 0, ((sent.meta,),)))
+    channel.send(Learn("first@1", {}, {1: 2.0}))
+    channel.send(RunBatch(2, ("first@1",), 0, ((sent.meta,),)))
+    # The second function shares the program.
+    hand_over(channel, "second", model, known, run_s={1: 3.0})
+    channel.send(RunBatch(3, ("second@1",), 0, ((sent.meta,),)))
+    channel.send(Stop())
+    own = OwnDevice(device, "null", 1 << 20, link, SwapSettings(PARTITION_BYTES), peers)
+    Executor(Channel(theirs, ToExecutor), slot, own).work()
+    assert Untimed.taken == [1.0, 2.0, 3.0]
 
 
 class Registering(VirtualDevice):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from overwinter.core.actions import PrepareOnDevice, StartExecutor
 from overwinter.core.ids import DeviceId, FunctionId, WorkerId
+from overwinter.core.profile import Profile
 from overwinter.core.tensor import ANSWER_BYTES_MAX
 from overwinter.node.answers import AnswerCheck
 from overwinter.node.bindings import Bindings
@@ -33,6 +34,8 @@ class ExecutorProcess(ContainedProcess):
         """The functions handed over for a run or a preparation that has begun, the least recently used first."""
         self.known: set[FunctionId] = set()
         """These functions, and those that it does not map any more but that may still be on the device."""
+        self.profiles: dict[FunctionId, Profile | None] = {}
+        """The profiles of the functions handed over, as it last got their figures."""
         self.unconfirmed: list[str] = []
         """The functions for which it may still send a BindFailed: it has answered no run that was sent later."""
         self._unconfirmed_before_run: list[str] = []

@@ -30,7 +30,7 @@ from overwinter.node.worker_actions import lacks_blocks
 from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import ChannelClosedError, close_all
-from overwinter.worker.executor_messages import BringFrom, Evict, HandOver, PeerEnded, Unmap, WarmUp
+from overwinter.worker.executor_messages import BringFrom, Evict, HandOver, Learn, PeerEnded, Unmap, WarmUp
 from overwinter.worker.messages import Answer, BindFailed, ForkWorker, FromWorker, LoadFailed, Ready, Unbind, WarmedUp
 from overwinter.worker.sandbox import uid_of
 
@@ -161,12 +161,20 @@ class Executors:
             return
         function = next((each for each in functions if not process.bindings.has(each.id)), None)
         if function is None:
+            for each in functions:
+                self._send_figures(process, each)
             then()
             return
         host = self._hosts.store(function.store)
         again = partial(self._once_handed_over, process, functions, then, is_over)
         hand_over = partial(self._hand_over, process, function, host, again, is_over)
         self._when_verified(process, function, host, hand_over)
+
+    def _send_figures(self, process: ExecutorProcess, function: DeployedFunction) -> None:
+        """Send the figures of a profile that was measured since the executor last got some."""
+        if process.profiles[function.id] is not function.profile:
+            process.profiles[function.id] = function.profile
+            self._processes.forks.send(process, Learn(function.id, *_figures(function)))
 
     def _bring_from(self, process: ExecutorProcess, device: DeviceId, function: FunctionId) -> None:
         """Let the next run copy blocks from another device, if that has a ready executor that shares its memory, the
@@ -212,16 +220,12 @@ class Executors:
             return
         try:
             handed = msgspec.structs.replace(bind, handed=lacking)
-            tenant, profile = function.manifest.tenant, function.profile or Profile(weight_bytes=0, macs=0)
-            memory = profile.worker_bytes(cores=1, concurrency=1)
-            sizes: tuple[int, ...] = ()
-            if function.slice is not None:
-                # The memory of a whole program says nothing about a slice.
-                memory, sizes = {}, tuple(function.slice.sizes[block] for block, _ in bind.blocks)
-            run_s = profile.run_s(cores=1, concurrency=1)
-            load = function.load_message(bare=True)
-            message = HandOver(tenant, load, handed, memory, run_s, sizes, function.store)
+            part = function.slice
+            sizes = () if part is None else tuple(part.sizes[block] for block, _ in bind.blocks)
+            tenant, load = function.manifest.tenant, function.load_message(bare=True)
+            message = HandOver(tenant, load, handed, *_figures(function), sizes, function.store)
             process.bindings.add(function, bind)
+            process.profiles[function.id] = function.profile
             process.unconfirmed.append(function.id)
             self._processes.forks.send(process, message, fds)
         finally:
@@ -241,6 +245,7 @@ class Executors:
     def _forget(self, process: ExecutorProcess, function: FunctionId) -> None:
         process.bindings.end(function)
         process.used.pop(function, None)
+        process.profiles.pop(function, None)
 
     def unbind(self, executor: WorkerId, function: FunctionId) -> None:
         """Let an executor forget a function, if it has it."""
@@ -307,3 +312,11 @@ class Executors:
         if not process.dismissed or process.failure is not None:
             self._log(f"the executor of {process.device} has ended: {failure.message}", level="warning")
         self._runs.worker_exited(process, failure.error, failure.message)
+
+
+def _figures(function: DeployedFunction) -> tuple[dict[int, int], dict[int, float]]:
+    """Return what an executor learns from the profile of a function: see `HandOver`."""
+    profile = function.profile or Profile(weight_bytes=0, macs=0)
+    # The memory of a whole program says nothing about a slice.
+    memory = {} if function.slice is not None else profile.worker_bytes(cores=1, concurrency=1)
+    return memory, profile.run_s(cores=1, concurrency=1)

@@ -22,6 +22,7 @@ from overwinter.worker.executor_messages import (
     BringFrom,
     Evict,
     HandOver,
+    Learn,
     PeerEnded,
     Reserve,
     ToExecutor,
@@ -75,6 +76,8 @@ class Executor:
                 return not answer.fault
             case HandOver():
                 self._add_function(message, fds)
+            case Learn(function, private_bytes, run_s):
+                self._functions.learn(function, private_bytes, run_s)
             case WarmUp(function):
                 self._channel.send(WarmedUp(self._warm_up(function)))
             case Evict(functions):

@@ -46,6 +46,14 @@ class HandOver(Message, frozen=True):
     """The host store of its blocks: each has files of its own."""
 
 
+class Learn(Message, frozen=True):
+    """The program of a function was profiled since its hand-over, which has the same figures."""
+
+    function: str
+    private_bytes: dict[int, int]
+    run_s: dict[int, float]
+
+
 class Evict(Message, frozen=True):
     """Evict these functions from the device. Their blocks in the host store stay mapped."""
 
@@ -64,4 +72,4 @@ class WarmUp(Message, frozen=True):
     function: str
 
 
-ToExecutor = Reserve | HandOver | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop
+ToExecutor = Reserve | HandOver | Learn | WarmUp | BringFrom | PeerEnded | Evict | Unmap | Unbind | RunBatch | Stop

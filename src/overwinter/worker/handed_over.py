@@ -1,6 +1,6 @@
 """The functions that were handed over to an executor, with their programs and the blocks of the host store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from overwinter.worker.weights import Blocks, MappedBlock, read_program
 class Member(NamedTuple):
     """A function that can run."""
 
+    program: Program
     runner: Runner
     swapped: SwappedFunction
 
@@ -59,6 +60,12 @@ class HandedOver:
             return failure
         return None
 
+    def learn(self, function: str, private_bytes: Mapping[int, int], run_s: Mapping[int, float]) -> None:
+        """Use these figures of a function's program from now on (`HandOver`)."""
+        found = self._functions.get(function)
+        if isinstance(found, Member):
+            found.program.learn(private_bytes, run_s)
+
     def forget(self, function: str) -> None:
         """Forget a function, but not its blocks on the device."""
         self._functions.pop(function, None)
@@ -74,7 +81,7 @@ class HandedOver:
                 # Between slices the rows may be in another order than the requests, as where a model sorts them.
                 program.prepared.joinable = False
             self._programs[load.program, load.calls] = program
-        program.activations.learn(message.private_bytes)
+        program.learn(message.private_bytes, message.run_s)
         mapped: dict[Address, MappedBlock] = {}
         for (address, _), block in zip(bind.blocks, taken, strict=True):
             if not isinstance(block, MappedBlock):
@@ -85,7 +92,7 @@ class HandedOver:
         function = DeviceFunction(bind.function, message.tenant, program.on_device, positions, sizes)
         swapped = SwappedFunction(self._own, program, function, mapped)
         runner = Runner(bind.function, program.prepared, [], None, run=swapped.run, may_share=swapped.may_share)
-        return Member(runner, swapped)
+        return Member(program, runner, swapped)
 
 
 def _slice_of(content: bytes, calls: tuple[int, int] | None) -> bytes:

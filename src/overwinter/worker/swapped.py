@@ -40,6 +40,12 @@ class Program:
         self.activations = Activations(self.prepared.program)
         _ = self.on_device.run_waiting  # This compiles it.
 
+    def learn(self, private_bytes: Mapping[int, int], run_s: Mapping[int, float]) -> None:
+        """Use the figures of a profile, as far as there are any: see `HandOver`."""
+        self.activations.learn(private_bytes)
+        if isinstance(self.on_device, NullProgram) and run_s:
+            self.on_device.use_times(run_s)
+
     def _run(self, weights: Sequence[torch.Tensor], inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return self.on_device.run(weights, inputs)
 
