@@ -20,6 +20,7 @@ from overwinter.core.devices import DeviceConfig
 from overwinter.core.errors import ConflictError
 from overwinter.core.function import Settings
 from overwinter.core.ids import DeviceId
+from overwinter.device.partitioned import allocator_of
 from overwinter.node import checkup, limits, upkeep
 from overwinter.node.pressure import total_bytes
 from overwinter.server import ZYGOTE_ENVIRONMENT, zygote_environment
@@ -68,6 +69,25 @@ def test_without_bounds_of_its_own_a_node_has_those_of_the_machine(tmp_path, giv
                 assert bounds.memory_bytes <= total_bytes() // 2
 
     asyncio.run(scene())
+
+
+@pytest.mark.usefixtures("no_zygotes")
+@pytest.mark.parametrize(("given", "used"), [(60_000_000, 32 * MIB), (63 * MIB, 32 * MIB), (3 * MIB, 2 * MIB)])
+def test_only_the_memory_that_blocks_may_take_is_counted_of_a_device(tmp_path, given, used):
+    named = {DeviceId("virtual:0"): given, DeviceId("virtual:1"): 64 * MIB}
+    devices = tuple(DeviceConfig(name=name, memory_bytes=nbytes) for name, nbytes in named.items())
+    scheduler, said = SchedulerConfig(devices=devices), LogLines()
+    config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path), scheduler=scheduler)
+
+    async def scene() -> None:
+        async with running(config, ZYGOTE_ENVIRONMENT, said) as node:
+            counted = [device.memory_bytes for device in node.parts.config.scheduler.devices]
+            assert counted == [used, 64 * MIB] == [allocator_of(nbytes).nbytes for nbytes in named.values()]
+
+    asyncio.run(scene())
+    assert [line for line in said if "whole partitions" in line] == [
+        f"device 'virtual:0' uses {used} of its {given} bytes: its memory is divided into whole partitions"
+    ]
 
 
 @pytest.mark.usefixtures("no_zygotes")

@@ -18,6 +18,7 @@ from overwinter.core.errors import ConflictError, OverwinterError
 from overwinter.core.events import Event
 from overwinter.core.ids import FunctionName
 from overwinter.core.journal import Journal
+from overwinter.device.partitioned import usable_bytes
 from overwinter.node import checkup, limits
 from overwinter.node.calls import Calls
 from overwinter.node.core_shares import CoreShares
@@ -211,7 +212,8 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     limit = int((free_bytes(hosts.root) + stored) * TMPFS_SHARE)
     scheduler, most = config.scheduler, limits.workers_most(log)
     limits.check_gpus(scheduler.devices)
-    device_bytes = sum(device.reserved_bytes for device in scheduler.devices)
+    devices = _completed_devices(config, log)
+    device_bytes = sum(device.reserved_bytes for device in devices)
     memory_bytes = scheduler.memory_bytes or limits.memory_bytes(log, device_bytes)
     if scheduler.workers_max is not None and scheduler.workers_max > most:
         log(f"{scheduler.workers_max} workers are not possible: processes and descriptors (ulimit -Hn) allow {most}")
@@ -219,7 +221,7 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
         log(f"{scheduler.runs_max} concurrent runs are not possible: processes and descriptors allow {most}")
     return msgspec.structs.replace(
         scheduler,
-        devices=_with_group_sizes(config, log),
+        devices=devices,
         cores=scheduler.cores or len(os.sched_getaffinity(0)),
         memory_bytes=memory_bytes,
         workers_ahead=limits.workers_ahead(memory_bytes)
@@ -231,11 +233,11 @@ def _bounded(config: NodeConfig, hosts: HostStores, log: Callable[[str], None]) 
     )
 
 
-def _with_group_sizes(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConfig, ...]:
-    """Return the devices. One with the default size of groups, whose link was measured on this machine, gets the
-    measured size.
+def _completed_devices(config: NodeConfig, log: Callable[[str], None]) -> tuple[DeviceConfig, ...]:
+    """Return the devices, each with the memory that blocks may take. One with the default size of groups, whose link
+    was measured on this machine, gets the measured size.
     """
-    devices = config.scheduler.devices
+    devices = tuple(_in_partitions(device, log) for device in config.scheduler.devices)
     if not devices:
         return devices
     try:
@@ -243,6 +245,15 @@ def _with_group_sizes(config: NodeConfig, log: Callable[[str], None]) -> tuple[D
     except ValueError as error:
         log(f"{error}; overwinter elbow measures them again")
         return devices
+
+
+def _in_partitions(device: DeviceConfig, log: Callable[[str], None]) -> DeviceConfig:
+    """Return a device with the memory that blocks may take, which is what all decisions count."""
+    nbytes = usable_bytes(device.memory_bytes)
+    if nbytes < device.memory_bytes:
+        given = device.memory_bytes
+        log(f"device {device.name!r} uses {nbytes} of its {given} bytes: its memory is divided into whole partitions")
+    return msgspec.structs.replace(device, memory_bytes=nbytes)
 
 
 def _zygote_settings(config: NodeConfig) -> ZygoteSettings:

@@ -221,11 +221,20 @@ class PartitionedAllocator(Allocator):
         return sum(self._used_bytes[index] for index in indices)
 
 
+def usable_bytes(nbytes: int) -> int:
+    """Return what blocks may take of a device's memory: whole partitions."""
+    partition_bytes = _partition_bytes_of(nbytes)
+    return nbytes // partition_bytes * partition_bytes
+
+
 def allocator_of(nbytes: int) -> PartitionedAllocator:
-    """Return the allocator of a device with so much memory. A device that is smaller than a partition has a smaller
-    partition.
-    """
+    """Return the allocator of a device with so much memory."""
+    return PartitionedAllocator(nbytes, _partition_bytes_of(nbytes))
+
+
+def _partition_bytes_of(nbytes: int) -> int:
+    """Return the size of the partitions: smaller ones only where the device is smaller than one."""
     partition_bytes = PARTITION_BYTES
     while partition_bytes > nbytes:
         partition_bytes //= 2
-    return PartitionedAllocator(nbytes, partition_bytes)
+    return partition_bytes
