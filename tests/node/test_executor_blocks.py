@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from overwinter.core.actions import Drop
+from overwinter.node import executors as node_executors
 from overwinter.node.functions import DeployedFunction
 from overwinter.store.hosts import PREFIX
 from overwinter.store.manifest import Deployment
@@ -94,5 +95,25 @@ def test_a_function_that_is_unbound_before_its_first_run_begins_is_not_mapped(ri
         await until(lambda: pool.mapped(executor) == 0)
         waiting.pop()()
         assert (await running).failures == ()
+
+    rig.run(scene())
+
+
+@sees_maps
+def test_few_weights_stay_in_an_executor_even_where_functions_share_their_blocks(rig, pool, monkeypatch):
+    first, second = variant("minilm", 0), variant("minilm", 1)
+    weights = len(first.deployed.bind_message().pieces)
+    monkeypatch.setattr(node_executors, "WEIGHTS_MAX", 2 * weights - 1)
+    pool.deploy(first, second)
+
+    async def scene():
+        executor = await pool.start()
+        await pool.run(executor, first)
+        await pool.run(executor, second)
+        bindings = pool.effects.executors._executors[executor].bindings
+        assert [each.id for each in bindings.functions()] == [second.deployed.id]
+        assert bindings.weight_count == weights
+        assert pool.mapped(executor) == len(second.block_bytes)
+        assert (await pool.run(executor, first)).moved_bytes == 0
 
     rig.run(scene())

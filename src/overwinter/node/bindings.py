@@ -30,6 +30,10 @@ class Bindings:
         """The inode of the file that it received last for each of its blocks."""
         self._inodes: dict[str, frozenset[int]] = {}
         """The inodes of the files that each function uses: those of its blocks when it was handed over."""
+        self._weights: dict[str, int] = {}
+        """The number of weights of each function."""
+        self.weight_count = 0
+        """The number of weights of all functions together, shared ones as often as functions have them."""
         self.has_unbound = False
         """Whether it was instructed to unbind a function."""
         self._pending: dict[str, BindCallback] = {}
@@ -79,6 +83,8 @@ class Bindings:
         self._inodes[bind.function] = frozenset(self._files[block] for block in blocks if block in self._files)
         self._functions[bind.function] = function
         self._blocks[bind.function] = blocks
+        self._weights[bind.function] = len(bind.pieces)
+        self.weight_count += len(bind.pieces)
         self._users.update(blocks)
         self._dropped.difference_update(blocks)
 
@@ -111,6 +117,7 @@ class Bindings:
             raise ValueError(f"{function} is not bound")
         self.has_unbound = True
         del self._functions[function], self._inodes[function]
+        self.weight_count -= self._weights.pop(function)
         for block in self._blocks.pop(function):
             self._users[block] -= 1
             if not self._users[block]:

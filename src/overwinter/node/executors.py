@@ -31,7 +31,17 @@ from overwinter.store.host import HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.worker.channel import ChannelClosedError, close_all
 from overwinter.worker.executor_messages import BringFrom, Evict, HandOver, Learn, PeerEnded, Unmap, WarmUp
-from overwinter.worker.messages import Answer, BindFailed, ForkWorker, FromWorker, LoadFailed, Ready, Unbind, WarmedUp
+from overwinter.worker.messages import (
+    Answer,
+    Bind,
+    BindFailed,
+    ForkWorker,
+    FromWorker,
+    LoadFailed,
+    Ready,
+    Unbind,
+    WarmedUp,
+)
 from overwinter.worker.sandbox import uid_of
 
 WhenVerified = Callable[[ContainedProcess, DeployedFunction, HostStore, Callable[[], None]], None]
@@ -43,6 +53,10 @@ that the heap cannot use again (up to 190 MiB, benchmarks.activations).
 """
 MAPPED_MAX = 32_000
 """The most blocks that an executor has mapped. By default a process may have about twice as many mappings."""
+WEIGHTS_MAX = 200_000
+"""The most weights of all functions that an executor has. Each takes up to 3 KiB of its private memory, even where
+functions share a block: together they take a part of OTHER_BYTES.
+"""
 
 
 class Executors:
@@ -209,7 +223,7 @@ class Executors:
             then()
             return
         bind = function.bind_message(bare=True)
-        self._unmap(process, len(bind.blocks))
+        self._unmap(process, bind)
         lacking = tuple(process.bindings.lacking(bind, function.store))
         try:
             fds = host.open([function.manifest.program.address, *(bind.blocks[place][0] for place in lacking)])
@@ -232,12 +246,13 @@ class Executors:
             close_all(fds)
         then()
 
-    def _unmap(self, process: ExecutorProcess, more: int) -> None:
-        """Let an executor forget the least recently used functions, if it would otherwise map too many blocks with this
-        many more.
+    def _unmap(self, process: ExecutorProcess, bind: Bind) -> None:
+        """Let an executor forget the least recently used functions, if it would otherwise have too many blocks or
+        weights with those of a further function.
         """
+        bindings, blocks, weights = process.bindings, len(bind.blocks), len(bind.pieces)
         for function in list(process.used):
-            if process.bindings.block_count + more <= MAPPED_MAX:
+            if bindings.block_count + blocks <= MAPPED_MAX and bindings.weight_count + weights <= WEIGHTS_MAX:
                 return
             self._forget(process, function)
             self._processes.forks.send(process, Unmap(function))
