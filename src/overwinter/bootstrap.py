@@ -60,7 +60,7 @@ from overwinter.store.uploads import DiskBounds
 @asynccontextmanager
 async def running(config: NodeConfig, environment: Mapping[str, str], log: Log) -> AsyncIterator[Node]:
     """Run a node over its data directory, from its start to its clean stop. Raises ConflictError if another node uses
-    it or the host store, or a configured GPU is unusable, and other errors if the node cannot start.
+    this directory or the host store, or a configured GPU is unusable, and other errors if the node cannot start.
     """
     asyncio.get_running_loop().set_default_executor(Threads(default_count(), "node"))
     with ExitStack() as stack:

@@ -114,7 +114,7 @@ async def serve_node(config: NodeConfig, listener: socket.socket, log: Log, read
         await node.until_ready()
         ready()
 
-    # The end of the terminal is SIGHUP; `nohup` ignores it.
+    # The process gets SIGHUP when its terminal closes; under `nohup` it ignores it.
     hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
     for signal_ in (signal.SIGTERM, signal.SIGINT, *hang_up):
         loop.add_signal_handler(signal_, request_stop)

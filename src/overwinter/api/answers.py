@@ -98,7 +98,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "overwinter"
     version_policy: dict[str, dict[str, str]]
     max_batch_size: int = 0
-    """The largest batch; 0 if `dims` are whole shapes that include the batch."""
+    """Always 0, as for a model in Triton whose `dims` are whole shapes that include the batch. The function's own
+    `max_batch` is among the parameters.
+    """
     input: tuple[ConfigTensor, ...]
     output: tuple[ConfigTensor, ...]
     instance_group: tuple[InstanceGroup, ...]

@@ -55,7 +55,7 @@ def create_app(access: Access, limits: RequestLimits, budget: Budget, drain: Dra
     open_paths = frozenset(each.path for each in operations if each.needs == "nothing")
     # Each path has exactly one form: Starlette must not redirect from or to a trailing slash.
     router = Router(routes_of(operations), redirect_slashes=False)
-    # A request in progress keeps its connection, and the other connections can be closed for new ones.
+    # As many slots as connections, because a request in progress keeps its connection.
     slots = FairSlots(connections_most(limits))
     return RequestMiddleware(router, access, budget, slots, drain, open_paths)
 

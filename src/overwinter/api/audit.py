@@ -6,9 +6,9 @@ Examples are 401, 429, a header that names another tenant, and 503 if the node s
 progress.
 
 A file is rotated when it reaches BYTES_MAX bytes, and one older file is kept. A tenant may write RECORDS_PER_S records
-per second, and UPLOADS_PER_S of its uploads of blocks, so that one tenant cannot displace the records of others in less
-than ten minutes. Its next record says how many were left out. Uploads have a rate of their own, because a deploy sends
-many blocks: its own record follows them, and would be left out.
+per second, and in addition UPLOADS_PER_S records of uploads of blocks, so that one tenant cannot displace the records
+of others in less than ten minutes. Its next record says how many were left out. Uploads have a rate of their own,
+because a deploy sends many blocks before its manifest: with one rate, the record of the manifest would be left out.
 """
 
 import os

@@ -45,15 +45,15 @@ def encode_request(tensors: list[Tensor], timeout_s: float | None) -> tuple[int,
 
 
 def decode_reply(response: httpx.Response) -> tuple[Head, list[Tensor]]:
-    """Return the head and the tensors of an answer. Raises MachineError if it is not binary inference, and CallerError
-    if the bytes of a tensor do not fit its shape.
+    """Return the head and the tensors of an answer. Raises MachineError if it is not in the binary tensor format, and
+    CallerError if the bytes of a tensor do not fit its shape.
     """
     try:
         head = int(response.headers[HEAD_LENGTH])
         reply = msgspec.json.decode(response.content[:head], type=Head)
         sizes = [output.parameters["binary_data_size"] for output in reply.outputs]
     except (KeyError, ValueError) as error:
-        raise MachineError(f"the answer from {response.url} is not binary inference: {error!r}") from error
+        raise MachineError(f"the answer from {response.url} is not in the binary tensor format: {error!r}") from error
     tensors = []
     tail = memoryview(response.content)[head:]
     for output, size in zip(reply.outputs, sizes, strict=True):

@@ -87,7 +87,9 @@ class Budget:
             )
 
     def change(self, caller: str, nbytes: int) -> None:
-        """Change the reserved amount. Released memory is granted to waiting reservations, round-robin by caller."""
+        """Add `nbytes` to what a caller holds; a negative amount releases memory, which is granted to waiting
+        reservations, round-robin by caller.
+        """
         held = self.held_by.get(caller, 0) + nbytes
         self.held += nbytes
         self._held_by_little += self._if_little(held) - self._if_little(held - nbytes)

@@ -83,8 +83,8 @@ class Client:
     """A connection pool to one node. Errors carry the node's message.
 
     While a tenant's rate of requests is exceeded, a call waits and sends its request again, up to `timeout_s` in all;
-    inference requests and those of `ready` raise RateError at once. `infer` with lists first asks for the inputs, which
-    counts as a request, and may then wait once.
+    inference requests and those of `ready` raise RateError at once. For values without a datatype, such as lists,
+    `infer` first asks for the function's inputs, which counts as a request, and may then wait once.
     """
 
     def __init__(
@@ -193,8 +193,8 @@ class Client:
         progress: Callable[[Progress], None] | None = None,
     ) -> Profile:
         """Measure the configurations of `options` on the node's machine, and skip known ones unless `again`. A list
-        that is None means 1, 2, 4 and so on, to the function's setting, or to what machine and program allow. Takes
-        seconds to minutes; closing the client ends it.
+        that is None means 1, 2, 4 and so on, up to the function's setting, or to what machine and program allow if that
+        is less. Takes seconds to minutes; closing the client ends it.
         """
         path = f"{_function_path(name, version)}/profile"
         body = msgspec.json.encode(options or ProfileOptions())
@@ -250,7 +250,7 @@ class Client:
         return {tensor.name: from_tensor(tensor) for tensor in outputs}
 
     def load(self, name: str, version: int | None = None) -> None:
-        """Wake a version, by default all that get the requests that name none, and make it available again."""
+        """Wake a version, by default all versions that get requests without a version, and make it available again."""
         self._send("POST", f"{_repository_path(name, version)}/load")
 
     def unload(self, name: str, version: int | None = None) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEPLOY_TIMEOUT_S = 600.0
-"""The longest wait for one answer to a deploy. It is long because the node tries a new version before it answers."""
+"""The longest wait for one answer to a deploy. It is long because the node answers after the trial of the version."""
 RENEW_S = 60.0
 """The time after which an upload asks again which blobs are missing, so that the node keeps those that it has."""
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|h)")
@@ -157,11 +157,11 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
 
     `example_inputs` is a tuple or a dict of tensors; `dynamic` names the dimensions that may vary, as `"sequence"` or
     with a range, `("sequence", 1, 8192)` (default: the first of every input is "batch"). `handler` is the path of a
-    Python file, `assets` its files, `samples` requests that it must answer in the trial, each a dict of its inputs,
-    `slo` a latency such as "80ms"; further settings are those of `Settings`, such as `device="pool"`. Raises
-    ProgramError when the model cannot be exported or its program gives other answers, CallerError or HandlerError when
-    another argument is wrong, and the node's error when it refuses. Warnings report sizes that had to be restricted,
-    and what the trial on the node found.
+    Python file, `assets` the files that it reads, `samples` requests that the function must answer in the trial, each a
+    dict of its inputs, `slo` a latency such as "80ms", or a number of milliseconds; further settings are those of
+    `Settings`, such as `device="pool"`. Raises ProgramError when the model cannot be exported or its program gives
+    other answers, CallerError or HandlerError when another argument is wrong, and the node's error when it refuses.
+    Warnings report sizes that had to be restricted, and what the trial on the node found.
     """
     # Importing PyTorch takes a second.
     from overwinter.model.agreement import agree

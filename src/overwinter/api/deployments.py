@@ -54,8 +54,8 @@ MARKS_MAX = {b"[": LISTS_MAX, b"{": LISTS_MAX // 4, b":": LISTS_MAX // 2, b",": 
 before decoding, because decoding creates all of these. The inputs and outputs may be 2048 objects with 6144 keys. A
 weight or a block takes three commas."""
 DESCRIPTION_BYTES_MAX = 64 << 10
-"""The most bytes of inputs, outputs, settings and agreement together. This description is encoded for each client, and
-a MiB takes the event loop 12 ms. The size is checked before decoding, because decoding checks the pattern of every
+"""The most bytes of inputs, outputs, settings and agreement together. This description is encoded again for each query,
+and a MiB takes the event loop 12 ms. The size is checked before decoding, because decoding checks the pattern of every
 name, even in a list that is too long.
 """
 HANDLER_BYTES_MAX = 256 << 10

@@ -152,7 +152,7 @@ def _strings(parts: list[bytes]) -> list[str]:
 def _sizes(shape: tuple[int, ...], depth: int) -> tuple[int, ...]:
     """The sizes of lists nested `depth` deep for this shape."""
     sizes = shape if depth > 1 else (prod(shape),)
-    # Inside a size of 0 there are no lists, so the further sizes are not checked.
+    # A list of size 0 contains no lists, so the further sizes are not checked.
     return sizes[: sizes.index(0) + 1] if 0 in sizes else sizes
 
 

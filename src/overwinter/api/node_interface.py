@@ -205,7 +205,7 @@ class NodeInterface(Protocol):
         ...
 
     def infer(self, call: Call, /) -> Awaitable[Result]:
-        """Run a function or a pipeline. The node changes the outputs no more after it has returned them."""
+        """Run a function or a pipeline. The node does not change the outputs after it has returned them."""
         ...
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None, /) -> DeployResult:

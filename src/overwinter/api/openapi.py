@@ -32,7 +32,7 @@ path or head), 501 (a transfer encoding other than chunked) and 503 (too many co
 header `X-Request-Id`. Bodies other than blocks may be compressed with gzip or deflate (`Content-Encoding`).
 
 After the first token was created, a node answers 401 to requests without one, even for paths that do not exist, except
-for those operations below that need no token: health, these pages. Without the scope `admin`, an operation sees only
+for those operations below that need no token: health and these pages. Without the scope `admin`, an operation sees only
 what the token's tenant owns; a function of another tenant is 404. Some operations need the scope `infer` or `deploy`;
 `admin` includes both. A node without tokens requires none.
 """

@@ -58,7 +58,8 @@ class ProfileApi:
 
     async def measure(self, request: Request) -> StreamingResponse:
         """Measure the configurations in the body, and skip known ones unless it has `again`; a list that the body
-        leaves out means 1, 2, 4 and so on, up to the function's setting, or to what machine and program allow.
+        leaves out means 1, 2, 4 and so on, up to the function's setting, or to what machine and program allow if that
+        is less.
         """
         body = bytes(await request.body(SHORT))
         options = decode_json(_options_decoder, body) if body.strip() else ProfileOptions()

@@ -1,8 +1,8 @@
-"""A rate limiter: a token bucket that holds the tokens of one second."""
+"""A rate limiter: a token bucket that holds the tokens of one second, but at least one."""
 
 
 class Rate:
-    """Allows `per_s` events per second, and after a pause as many at once, or one if `per_s` is less."""
+    """Allows `per_s` events per second, and after a pause `per_s` at once, but at least one."""
 
     __slots__ = ("_at", "_left", "per_s")
 

@@ -37,7 +37,7 @@ class Sites:
             return
         if host and self._is_local and not self._is_own(name_of(host.decode("latin-1"))):
             raise ForbiddenError(
-                f"this node has no tokens and is called as localhost, by an address or by its machine's name, not as "
+                f"this node has no tokens and accepts only localhost, an address or its machine's name as Host, not "
                 f"{host[:80].decode('latin-1')!r}: use one of these, or create a token with `overwinter token create`"
             )
         if origin is not None and not _may_call(origin.decode("latin-1"), host.decode("latin-1")):

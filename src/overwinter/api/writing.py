@@ -1,4 +1,4 @@
-"""Writes the elements of an answer's tensors as JSON: in steps, within a limit, and counted for the request's memory.
+"""Writes the elements of an answer's tensors as JSON: in steps, within a limit, and in memory reserved for the request.
 
 The text may be much longer than the tensors: a byte may take six characters.
 """
