@@ -18,8 +18,8 @@ class ProcessMemory(NamedTuple):
     """The memory of one process, in bytes."""
 
     private: int
-    """The pages of private mappings that it has written to and shares with no other process. Weights and buffers
-    are excluded: the kernel reports a shared page as private as long as only one process maps it.
+    """The pages of private mappings that it has written to and shares with no other process. Weights and buffers are
+    excluded, although the kernel counts a page of a shared mapping as private while only one process maps it.
     """
     pss: int
     """All mapped memory, where a page that n processes map counts 1/n."""
@@ -60,8 +60,8 @@ class MeasuredWorkerMemory(NamedTuple):
     function: FunctionId
     memory: ProcessMemory
     expected: int | None
-    """The expected memory by its profile; None: its function was removed, or its configuration was not measured,
-    or measured again since the worker's start.
+    """The expected memory by its profile; None: its function was removed, or its configuration was not measured before
+    the worker's start, or was measured again since.
     """
     at: Seconds
 

@@ -19,7 +19,7 @@ class ResidentFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     function: FunctionId
     slice: int | None
-    """The number of a later slice of its program, which is cut; None: the first slice, or all of it."""
+    """The number of the slice, from 2, if the program is cut into slices; None: the first slice, or a whole program."""
     tenant: TenantId | None
     """None: the statistics, which are of a slightly different moment, do not have it on the device."""
     nbytes: int

@@ -64,7 +64,7 @@ class ProfileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The ended shared runs of the function, with all its versions together."""
+    """The ended shared runs of the function, of all its versions together."""
 
     runs: int
     all_runs: int
@@ -154,8 +154,8 @@ class Explanation(FunctionFacts, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed seconds of its family's runs in workers; None: there was none."""
     failures: int
-    """The consecutive failures of loads, starts, workers and runs on devices: its own, or those of the part on the pool
-    that backs off longer.
+    """The consecutive failures of loads, starts, workers and runs on devices: its own, or those of one of its parts on
+    the pool, whichever backs off longest.
     """
     backoff_s: float
     """The remaining backoff, during which the function or that part is not woken."""
@@ -220,7 +220,7 @@ def explanation(sources: Sources, known: FunctionDetail, pids: Mapping[WorkerId,
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The same moment on both clocks."""
+    """The same moment on the node's monotonic clock, and in seconds since 1970."""
 
     now: Seconds
     wall: float

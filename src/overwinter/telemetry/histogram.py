@@ -18,6 +18,6 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float) -> None:
-        """Count one."""
+        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value

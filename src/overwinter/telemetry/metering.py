@@ -1,8 +1,9 @@
 """Meters usage by function, for billing.
 
-A core has two prices: the full price for the time of runs, and a tenth of it for the time in which a worker was alive
-and idle, as in Torpor. What a worker computes outside runs has the full price. A device has two prices too: a function
-of the pool pays the full one for the time of its runs, and a tenth of it for the time in the host store without a run.
+A core has two prices: the full price for the time of runs and binds, and a tenth of it for the time in which a worker
+was alive and idle, as in Torpor. What a worker computes beyond that has the full price. A device has two prices too: a
+function of the pool pays the full one for the time of its runs, and a tenth of it for the time in the host store
+without a run.
 
 A worker that was started to try a version is not billed to its function until it serves a request of that function.
 Memory is counted in byte-seconds for each tier; the sharers of a block pay equal parts of it. Usage is written to its
@@ -56,7 +57,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: TenantId
     function: FunctionName
-    """Empty: the sum of removed functions, except the 1000 with the most recent usage."""
+    """Empty: the sum of the tenant's removed functions, except the 1000 with the most recent usage."""
     since: str
     """The first day with usage, in UTC. Bytes on disk are usage, too."""
     requests: int

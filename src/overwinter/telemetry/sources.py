@@ -11,8 +11,7 @@ from overwinter.telemetry.statistics import Statistics
 
 class Sources(NamedTuple):
     """All data of a node's telemetry except the scheduler's, of which readers get a snapshot. Threads read it while the
-    loop runs. So they copy a table whose size may change before they iterate over it, and the copies are from about the
-    same moment.
+    loop runs. So they iterate over a copy of a table whose size may change; the copies are from about the same moment.
     """
 
     config: SchedulerConfig

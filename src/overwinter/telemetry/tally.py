@@ -88,7 +88,7 @@ class Tally:
         """The core seconds of runs and binds; functions that share a run are charged by their number of requests."""
         self.busy_s = self.worker_s = 0.0
         """`busy_s`: the seconds in which its workers had something to run, divided among the functions of a run by
-        requests. `worker_s`: the seconds in which they were alive. These seconds and the next three figures are divided
+        requests. `worker_s`: the seconds in which they were alive. `worker_s` and the next three figures are divided
         equally among the functions of a worker.
         """
         self.worker_core_s = 0.0

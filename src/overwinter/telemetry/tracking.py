@@ -387,7 +387,7 @@ class Tracker(Hooks[T]):
         if self._versions.has(name):
             self._update_default(name)
         else:
-            # Another thread may bill now: it must find the tally here or where the call puts it.
+            # Another thread may read the usage now: it must find the tally in `tallies` or where the call puts it.
             self._function_removed(self.tallies[name])
             del self.tallies[name]
 
