@@ -168,8 +168,8 @@ def _periodic_tasks(
 
 
 def _journal_file(path: str | None, log: Callable[[str], None]) -> AbstractContextManager[IO[bytes] | None]:
-    """Open the journal file, unbuffered, so that a crash loses no step. A previous file is renamed with a number, but
-    not a device such as /dev/stdout. If the disk is full, there is no journal file.
+    """Open the journal file, unbuffered, so that a crash of the node loses no step. A previous file is renamed with a
+    number, but not a device such as /dev/stdout. If the disk is full, there is no journal file.
     """
     if path is None:
         return nullcontext()

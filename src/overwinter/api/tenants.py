@@ -34,7 +34,7 @@ def tenant_of(request: Request) -> TenantId:
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:
     """Raise ForbiddenError unless both are the same tenant."""
     if tenant != owner:
-        way = f"use a token of its owner; without tokens, or with the scope admin, name the owner in {HEADER}"
+        way = f"use its owner's token; without tokens, or with the scope admin, name the owner in the header {HEADER}"
         raise ForbiddenError(f"{what} does not belong to tenant {tenant!r}: {way}")
 
 

@@ -20,12 +20,12 @@ from overwinter.profiling.quiet import Quiet
 from overwinter.store.hosts import HostStores
 
 RUNS = 20
-"""The number of runs, divided by the concurrency, after which a measurement ends."""
+"""The number of waves of concurrent runs after which a measurement ends."""
 SECONDS = 1.0
-"""The seconds of runs, divided by the concurrency, after which it ends if there were at least RUNS_LEAST."""
+"""The seconds of waves, each as long as its mean run, after which it ends if there were at least RUNS_LEAST waves."""
 RUNS_LEAST = 3
 SECONDS_MOST = 10.0
-"""The seconds of runs, divided by the concurrency, after which it ends if there was at least one."""
+"""The seconds of waves after which it ends if there was at least one."""
 BURST_S = 0.1
 """The seconds between two checks whether a pause is due."""
 

@@ -114,9 +114,9 @@ class MeasuredWorker:
         return ready - begun
 
     async def waves(self, seconds: float, disturbed: Callable[[], bool]) -> list[float]:
-        """Return the seconds of each run, in waves of concurrent runs, for this time or until disturbed; a disturbed
-        wave does not count. Raises DisturbedError if a run would have delayed a request; the worker is then killed.
-        Raises WorkerError.
+        """Run waves of concurrent runs for this time, or until disturbed; return the seconds of each run. A disturbed
+        wave does not count; if it continues for more than GRACE_S, the worker is killed and DisturbedError is raised.
+        Raises WorkerError if a run fails or the worker has ended.
         """
         if self._last is None or self._now() - self._last > COLD_S:
             await self._wave(disturbed)

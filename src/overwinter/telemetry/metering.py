@@ -28,7 +28,7 @@ IDLE_PRICE = 0.1
 """The price of an idle core, as a share of the price of a core that runs something."""
 
 IDLE_DEVICE_PRICE = 0.1
-"""The price of a function of the pool that lies in the host store and does not run, as a share of the price of a device
+"""The price of a function of the pool that is in the host store and does not run, as a share of the price of a device
 (Torpor, section 8).
 """
 

@@ -270,7 +270,7 @@ class TrackedPool(Generic[T]):
             self._in_host.pop(whole, None)
 
     def charge_all(self, now: Seconds) -> None:
-        """Charge the functions for the time up to now in which they lay in the host store and did not run."""
+        """Charge the functions for the time up to now in which they were in the host store and did not run."""
         for function, (tally, _) in list(self.idle.items()):
             self._end_idle(function, now)
             self._begin_idle(function, tally, now)

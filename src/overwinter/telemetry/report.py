@@ -80,7 +80,7 @@ class Figures(RequestFigures, frozen=True, kw_only=True):
     device_seconds: float = 0.0
     """The time of its runs on devices."""
     idle_device_seconds: float = 0.0
-    """The time in which it lay in the host store and did not run on a device, if it is a function of the pool."""
+    """The time in which it was in the host store and did not run on a device, if it is a function of the pool."""
     moved_bytes: int = 0
     """The bytes that were transferred to devices for its runs; those of a shared run count for its first function."""
     hit_ratio: float | None = None

@@ -102,7 +102,7 @@ class Tally:
         self.by_device: dict[DeviceId, DeviceCounts] = {}
         """Its runs on devices. What a shared run brings counts for the first of its functions only."""
         self.idle_device_s = 0.0
-        """The time for which its versions lay in the host store and did not run, if it is a function of the pool."""
+        """The time in which its versions were in the host store and did not run, if it is a function of the pool."""
         self.device_byte_s = 0.0
         """Its part of the blocks on devices, over time; counted when it no longer holds them."""
         self.devices_with_blocks = 0
