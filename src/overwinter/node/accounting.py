@@ -210,7 +210,7 @@ class Accounting:
         return True
 
     def _due(self) -> dict[WorkerId, int]:
-        """Return the workers to measure in this pass, each with its smaps."""
+        """Return the workers to measure in this pass, each with the descriptor of its smaps."""
         profiled = self._published.profiled_memory()
         smaps = {worker: fd for worker, fd in self._processes.worker_smaps().items() if worker in profiled}
         last = {worker: process.at for worker, process in self.accounts.workers.items()}

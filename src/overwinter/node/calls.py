@@ -46,7 +46,7 @@ class Payload:
 
     @property
     def expires_at(self) -> float:
-        """When its timeout ends, if it has one of its own."""
+        """When its timeout ends; infinite if it has none of its own."""
         timeout_s = None if self.call is None else self.call.timeout_s
         return inf if timeout_s is None else self.arrived + timeout_s
 
@@ -79,7 +79,7 @@ class Calls:
             raise
 
     async def load(self, id_: FunctionId) -> None:
-        """Wake a function, also one that is out of service; raise an error if it does not wake."""
+        """Wake a function, also one that is unloaded or out of service; raise an error if it does not wake."""
         await self.ask(id_, LoadAsked(id_))
 
     async def wake(self, function: DeployedFunction) -> None:

@@ -59,7 +59,9 @@ def _memberships(process: Path, listed: str) -> Iterator[tuple[set[str], Path]]:
 
 
 def _hierarchies(process: Path) -> Iterator[tuple[str, str, Path, set[str]]]:
-    """The mounted hierarchies: the version, the group at the root, the mount point, the options."""
+    """The mounted hierarchies: the type ("cgroup" is version 1, "cgroup2" version 2), the group at the root, the mount
+    point, the options.
+    """
     for fields in mount_lines(process / "mountinfo"):
         kind = fields[fields.index("-") + 1] if "-" in fields[5:-1] else ""
         if kind in ("cgroup", "cgroup2"):

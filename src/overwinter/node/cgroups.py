@@ -1,10 +1,10 @@
 """Shares cores among tenants and bounds the threads of their processes by control groups, where the system allows it.
 
-All processes that the base zygote forks are in one control group, with one group below it for each tenant. Per core, it
-has a lower CPU weight than other processes. All tenants have the same CPU weight, except those whose weight is lowered
-(`core_shares.py`). Demoted processes, which get only idle cores, are in a second group next to it, with one group below
-that for each. Threads are bounded, so that the system keeps process ids for other programs. Memory is counted for each
-tenant (`tenant_memory.py`), but not bounded: see docs/decisions/sandbox.md.
+All processes that the base zygote forks are in one control group, with one group below it for each tenant. Per core,
+this common group has a lower CPU weight than other processes. All tenants have the same CPU weight, except those whose
+weight is lowered (`core_shares.py`). Demoted processes, which get only idle cores, are in a second group next to the
+common one, with one group below it for each process. Threads are bounded, so that the system keeps process ids for
+other programs. Memory is counted for each tenant (`tenant_memory.py`), but not bounded: see docs/decisions/sandbox.md.
 
 A process with a single thread that enters a group by itself, through the file for threads, needs 50 µs. Moving a
 process from outside takes 6 to 20 ms, during which no process of the system can fork.

@@ -20,7 +20,7 @@ def wall() -> float:
 
 
 def cpu_time_s(pid: int) -> float | None:
-    """Return the CPU time of a process in seconds; None when it has ended. Needs no privilege."""
+    """Return the CPU time of a process in seconds; None when it has ended and was reaped. Needs no privilege."""
     try:
         return time.clock_gettime(~pid << PID_SHIFT | SCHEDULED)
     except OSError:

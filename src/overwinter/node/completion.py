@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 async def completed(change: Coroutine[Any, Any, T]) -> T:
     """Await a change that uses a thread. If the caller is cancelled, the thread continues, so the rest of the change
-    must follow: the cancellation waits for it, with all locks of the caller.
+    must follow: the cancellation waits for it, and the caller keeps its locks until then.
     """
     task = asyncio.ensure_future(change)
     try:

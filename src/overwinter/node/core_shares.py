@@ -32,7 +32,9 @@ OUTSIDE_RUNS = 0.1
 OUTSIDE_RUNS_S = 10.0
 """How long a tenant's CPU weight stays lowered after its workers exceeded that."""
 LOWERED_S = 2.0
-"""How long a tenant's CPU weight stays lowered after it used about its share: it uses less meanwhile."""
+"""How long a tenant's CPU weight stays lowered after it used about its share. Without a fixed time the weight would
+change several times a second, because the tenant uses less while it is lowered.
+"""
 
 
 class CoreShares:
@@ -49,7 +51,7 @@ class CoreShares:
         self._used: dict[TenantId, float] = {}
         """The cores that each tenant's workers, zygote and own executors used recently."""
         self._used_for_slo: dict[TenantId, float] = {}
-        """The part of them that its workers used while all their runs could meet an SLO."""
+        """The part of them that workers with an SLO used while none of their runs had computed for longer than that."""
         self._cpu_time_outside_runs_s: dict[WorkerId, float] = {}
         """The CPU seconds that each worker used outside runs, until the last check."""
         self._used_outside_runs: dict[TenantId, float] = {}

@@ -40,7 +40,7 @@ def demote(groups: Groups, pid: int, pidfd: int, tenant: TenantId | None) -> Dem
     """Demote the process of a tenant, and close `pidfd`. Takes milliseconds. If the process has ended, another process
     with its pid is not affected.
 
-    Returns None if its CPU weight cannot be restored.
+    Returns None if it has ended, or if its CPU weight cannot be restored.
     """
     try:
         if not has_ended(pidfd):

@@ -223,7 +223,7 @@ class Deploys:
         return blobs
 
     def _removed(self, function: DeployedFunction) -> None:
-        """A version is removed; its other parts are removed when its handler, if it has one, has no more runs."""
+        """A version is removed; its parts on the pool are removed when its handler, if it has one, has no more runs."""
         *others, last = function.parts()
         self._parts_removed([last])
         if function.program is None:

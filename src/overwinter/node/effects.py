@@ -145,7 +145,9 @@ class NodeEffects:
         ]
 
     def _drop(self, addresses: frozenset[Address], store: StoreName) -> None:
-        """Drop blocks from a host store. A process that had one gets its new file with the next function using it."""
+        """Drop blocks from a host store. A process that has one of them gets the new file of the block when it
+        binds the next function that uses the block.
+        """
         host = self._hosts.every().get(store)
         if host is None:
             # Its directory could not be made, so the load failed that would have brought blocks.

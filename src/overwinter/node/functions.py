@@ -40,7 +40,8 @@ BUFFERS_BYTES = 512 << 20
 """The address space for all buffers of a worker. What they need beyond it is taken from that of private memory."""
 
 FAILED_PREPARATIONS_MAX = 3
-"""The zygotes that may end, for any reason, while they compile a program; after that its workers compile it themselves.
+"""How many zygotes may end, for any reason, while they compile a program; after that its workers compile it
+themselves.
 """
 
 
@@ -123,7 +124,7 @@ class DeployedFunction:
         self.trial_warning = ""
         """What the author should know about the trial."""
         self.device_warning = ""
-        """Why no device can run it, although its settings allow them."""
+        """Why no device can run it, although its settings allow devices."""
 
     def split(self, program: Program) -> None:
         """Make another function of its program, which runs on the pool."""

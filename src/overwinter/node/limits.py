@@ -46,7 +46,10 @@ def memory_bytes(log: Callable[[str], None], device_bytes: int = 0) -> int:
     share = int(MEMORY_SHARE * ((total_bytes() if available is None else available) - device_bytes))
     if share < BYTES_LEAST:
         left = max(0, 2 * share)
-        log(f"only {left} bytes of memory are available besides those of devices: workers may still use {BYTES_LEAST}")
+        log(
+            f"only {left} bytes of memory are available besides those of devices: workers may still use {BYTES_LEAST} "
+            "bytes"
+        )
     return max(share, BYTES_LEAST)
 
 

@@ -4,9 +4,9 @@ A worker may use the cores of its runs, as long as a run, or the load before the
 times its usual time, or one second. The usual time of a run grows with the number of its requests. A run that several
 functions share counts as one with more requests, because it may also verify their split. A longer run is not yet
 overuse, because it may have waited for a core: its CPU time must exceed four times the usual too. A handler may leave
-threads behind, and may run forever. A worker that computes more than this is demoted permanently: it gets no more work,
-and its run continues on idle cores. CPU time outside runs is billed as run time, and a worker that continues to compute
-outside runs is stopped. So is a worker that was forked ahead and computes before a function runs in it.
+threads behind, and may run forever. A worker that computes more than it may is demoted permanently: it gets no more
+work, and its run continues on idle cores. CPU time outside runs is billed as run time, and a worker that continues to
+compute outside runs is stopped. So is a worker that was forked ahead and computes before a function runs in it.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Observation(NamedTuple):
     run_s: float = 0.0
     """The CPU seconds that it has used since then."""
     still: bool = False
-    """Whether it did not compute between the last two checks."""
+    """Whether it hardly computed between the last two checks (less than NOISE), and has no excess."""
 
 
 class OveruseCheck:
@@ -205,7 +205,7 @@ def _observe_and_bill(
 
 
 def _is_idle(last: Observation, live: LiveWorker[FunctionStatistics]) -> bool:
-    """Whether it computed nothing at the last check, and has run nothing since."""
+    """Whether it was `still` at the last check, and has run nothing since."""
     return last.still and not live.is_busy and live.busy_s * live.cores == last.allowed_s
 
 

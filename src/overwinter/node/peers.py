@@ -1,5 +1,5 @@
 """What executors share: the memory of devices from which others may copy, and files with the time when a switch is next
-free. Also how much memory each executor needs.
+free. It also computes how much memory each executor needs.
 """
 
 import os

@@ -214,7 +214,9 @@ class PoolCalls:
         return self._turns.setdefault(function.manifest.tenant, asyncio.Lock())
 
     def _waiting(self, run: _Run, function: DeployedFunction) -> list[Payload]:
-        """Return the requests of the function that wait for the run; raise WorkerError if none does any more."""
+        """Return the requests of the function that wait for the run; raise WorkerError if none does any more. A trial
+        has no requests.
+        """
         own = [request for request, its in run.function_of.items() if its == function.id]
         waiting = [payload for request in own if (payload := self._calls.payloads.get(request)) is not None]
         if own and not waiting:

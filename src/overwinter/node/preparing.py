@@ -81,7 +81,7 @@ class Preparing:
                 close_all(fds)
 
     def _forget_unneeded(self, tenant: TenantId) -> None:
-        """Tell the tenant's zygote which programs it may drop, when it accepts messages."""
+        """Tell the tenant's zygote which programs to drop, when it accepts messages."""
         zygote = self._zygotes.tenants.get(tenant)
         unneeded = self._unneeded.get(tenant, {})
         # A zygote that compiles receives no messages, and its channel has limited capacity.

@@ -2,7 +2,9 @@
 
 STAT_BYTES = 4096
 STATE, PARENT, MINOR_FAULTS, THREADS = 0, 1, 7, 17
-"""The fields behind the name of the process: its state, its parent, its minor page faults, its number of threads."""
+"""The positions of fields among those after the name of the process: its state, parent, minor page faults, and number
+of threads.
+"""
 
 
 def stat_field(pid: int, field: int) -> int:

@@ -182,8 +182,9 @@ class Processes:
         self.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
 
     def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], done: BindCallback) -> None:
-        """Let a worker bind a further function; `done` gets the result, unless the worker ends before. `fds` are the
-        blocks that it lacks, then the assets. Raises ValueError for a bound function or one of another family.
+        """Let a worker bind a further function; `done` gets the result, unless the worker ends before. `fds`: the
+        descriptors of the blocks that it lacks, then of the assets. Raises ValueError for a bound function or one of
+        another family.
         """
         if function.family != process.family:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")

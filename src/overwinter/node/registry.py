@@ -113,14 +113,14 @@ class Registry:
         return {function.manifest.tenant for function in self.functions.values()}
 
     def fork_limits_of(self, tenant: TenantId) -> ForkLimits:
-        """Return the largest limits that a worker of the tenant may need."""
+        """Return the largest limits that a worker of the tenant may need, at least the default ones."""
         families = [each for each in self._families.values() if each.tenant == tenant]
         memory_bytes, mapped = [each.memory_bytes for each in families], [each.mapped_bytes for each in families]
         return ForkLimits(max(ForkLimits().memory_bytes, *memory_bytes), max(ForkLimits().mapped_bytes, *mapped))
 
     def preparation_of(self, id_: FunctionId) -> tuple[Load, Bind, list[int]] | None:
         """Return the messages to load and bind a function in its tenant's zygote, and the descriptors; None when it is
-        not to be prepared.
+        not to be prepared, or its blocks cannot be used now.
         """
         function = self.functions.get(id_)
         if function is None or not function.failed_preparations_left:
@@ -129,8 +129,8 @@ class Registry:
             fds = self._hosts.store(function.store).open(function.files(bare=True))
             return function.load_message(bare=True), function.bind_message(bare=True), fds
         except StoreError:
-            # Its blocks were evicted. After a restart of the zygote, the next run of this program requests the
-            # preparation again.
+            # Its blocks were evicted, or are not verified yet. After a restart of the zygote, the next run of this
+            # program requests the preparation again.
             return None
 
     def worker_waits(self, process: WorkerProcess) -> None:

@@ -143,7 +143,7 @@ class PipelineRun:
     @contextmanager
     def _copies(self, nbytes: int) -> Iterator[None]:
         """Let a stage with inputs of this many bytes run. Stages may take the same tensor many times, so more memory is
-        reserved if the copies have more bytes than the tensors. Raises TooLargeError or OverloadedError.
+        reserved if the copies have more bytes than the request has reserved. Raises TooLargeError or OverloadedError.
         """
         lacking = self._copied_bytes + nbytes - self._reserved_bytes
         if lacking > 0 and self._reserve is not None:

@@ -78,7 +78,7 @@ class UnreportedProcesses:
 
 
 def _listed(files: Iterable[Path]) -> set[int]:
-    """Return the processes or threads that the files of control groups list; none if a group was removed."""
+    """Return the processes or threads that the files of control groups list. Removed groups are skipped."""
     found: set[int] = set()
     for file in files:
         with suppress(OSError):

@@ -50,7 +50,7 @@ class UnneededBlocks:
                 await self._collect(None)
 
     async def collect(self, removed: Iterable[Address]) -> Collected:
-        """Remove those of these blocks that are unneeded now; all callers that ask meanwhile share one collection."""
+        """Remove those of these blocks that are unneeded now. Callers that ask during a collection share the next."""
         self._removed.update(removed)
         return await self._collected.get()
 

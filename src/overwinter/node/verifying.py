@@ -5,8 +5,8 @@ after another, with a small share of one core. Blocks that an earlier run of the
 without pauses while cores are idle; a start that needs one of them earlier waits until it is hashed
 (worker_actions.py).
 
-A block whose hash does not match its address is dropped from memory, every process that may use it is killed, and the
-block is loaded from the disk again.
+A block whose hash does not match its address is dropped from memory, and every process that may use it is killed. The
+block is loaded from the disk again when a function needs it.
 
 The thread has a low priority, but not SCHED_IDLE: while it holds the GIL the loop may wait for it, so it must
 make progress when other processes use all cores.

@@ -99,7 +99,8 @@ class WorkerProcess(ContainedProcess):
         return super().assign_slot(run, requests, functions)
 
     def can_meet_slo(self, cpu_time_s: float) -> bool:
-        """Whether the function for which it was started has an SLO, and no run in progress has computed for longer.
+        """Whether the function for which it was started has an SLO, and no run in progress has computed for longer than
+        the SLO.
 
         `cpu_time_s`: its CPU seconds now. The time for which others slowed a run down does not count.
         """

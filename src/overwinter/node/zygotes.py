@@ -144,7 +144,7 @@ class Zygotes:
         return next((one for one in self.tenants.values() if one.is_idle and one.unused_checks >= UNUSED_CHECKS), None)
 
     def begin(self, tenant: TenantId, limits: ForkLimits) -> ZygoteProcess | None:
-        """Start a tenant's zygote; at the limit, first stop an unused one. None: the system or base zygote fails."""
+        """Start a tenant's zygote; at the limit, first stop an unused one. None: it cannot be requested."""
         unused = self._unused()
         if len(self.tenants) >= self._settings.zygotes_max and unused is not None:
             self.end(unused)
