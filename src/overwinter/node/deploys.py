@@ -43,7 +43,7 @@ from overwinter.store.layouts import check_weights
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
 
 PROGRAM_BYTES_MAX = 4 << 20
-"""The largest program. It is read as a whole, and its hundreds of thousands of calls are checked."""
+"""The most bytes of a program. It is read as a whole, and its hundreds of thousands of calls are checked."""
 BLOBS_MAX = 2048
 """The most blobs of a function. A start opens and sends all of them, and a worker may have 4096 open files."""
 
@@ -75,7 +75,7 @@ class Deploys:
         self._reader = Threads(1, "programs")
 
     async def deploy(self, manifest: Manifest, functions_max: int | None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
+        """Register a version whose blobs are in the repository, and try it; raise the error of its trial. If it
         passes, it becomes the default version, unless other versions are promoted. `functions_max`: its tenant's
         limit, if lower than the node's.
         """

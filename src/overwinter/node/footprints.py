@@ -37,7 +37,7 @@ EVERY_S = 0.1
 EVERY_LEAST_S = 0.01
 """The shortest time between two measurements."""
 CHECKS_AHEAD = 4
-"""The measurements that are made before the limit could be reached."""
+"""How many measurements are made before the limit would be reached at the last rate of growth."""
 SHARE = 0.05
 """The largest share of the event loop's time for measurements."""
 MEASURED = 64

@@ -101,7 +101,7 @@ class Node:
     # Deploys, removals and loads
 
     async def deploy(self, manifest: Manifest, functions_max: int | None = None) -> DeployedVersion:
-        """Register a version whose blocks are in the repository, and try it; raise the error of its trial. If it
+        """Register a version whose blobs are in the repository, and try it; raise the error of its trial. If it
         passes, it becomes the default version, unless other versions are promoted. `functions_max`: its tenant's
         limit, if lower than the node's.
         """

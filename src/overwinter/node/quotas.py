@@ -93,7 +93,7 @@ class Quotas:
     def deploying_pipeline(
         self, deployed: Mapping[FunctionName, TenantId], name: FunctionName, tenant: TenantId
     ) -> Iterator[None]:
-        """Reserve the count of a pipeline's deploy in progress; raise NoSpaceError if a limit is exceeded. A new
+        """Count a pipeline while its deploy is in progress; raise NoSpaceError if a limit is exceeded. A new
         version of an existing pipeline is always allowed. One tenant may have half of the pipelines.
         """
         known = {**dict(self._pipelines), **deployed}
