@@ -11,7 +11,7 @@ from torch import nn
 from overwinter.api.client import RegisteredVersion
 from overwinter.api.deployer import Package, deploy, package
 from overwinter.api.directories import deploy_directory
-from overwinter.core.errors import CallerError, ConflictError, MachineError, ProgramError
+from overwinter.core.errors import CallerError, ConflictError, HandlerError, MachineError, ProgramError
 from overwinter.core.function import Settings
 from overwinter.model.agreement import agree
 from overwinter.model.export import export
@@ -124,3 +124,19 @@ def test_a_handler_that_is_not_utf_8_is_refused_by_name(tmp_path):
     (tmp_path / "handler.py").write_bytes(b"# \xff")
     with pytest.raises(CallerError, match=r"handler\.py"):
         deploy(Doubled(), (torch.zeros(2, 2),), name="f", handler=tmp_path / "handler.py")
+
+
+def packed_with(handler):
+    made = export(Doubled().eval(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch"}})
+    return package("f", made.program, made.weights, handler=handler).manifest
+
+
+def test_a_handler_may_list_no_inputs():
+    assert packed_with("INPUTS = []").inputs == ()
+    assert [spec.name for spec in packed_with("").inputs] == ["x"]
+
+
+@pytest.mark.parametrize("listed", ["[{[]: 1}]", "[" * 150 + "]" * 150, "x", "[{'name': 3}]"])
+def test_a_list_of_a_handler_that_is_no_list_of_literals_is_refused(listed):
+    with pytest.raises(HandlerError, match="INPUTS of the handler"):
+        packed_with(f"INPUTS = {listed}")

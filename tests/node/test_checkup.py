@@ -131,6 +131,11 @@ def test_a_system_that_refuses_mounts_is_reported_as_the_log_of_a_node_would(
     assert remedy in check.remedy
 
 
+def test_a_test_of_the_sandbox_that_ends_early_is_reported(monkeypatch) -> None:
+    monkeypatch.setattr(checkup.Sandbox, "test", lambda self: os._exit(3))
+    assert any("cannot be contained" in each for each in missing_protections())
+
+
 def test_an_unknown_limit_of_the_system_is_reported_with_a_remedy(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(limits, "PID_MAX", tmp_path / "absent")
     said = [each for each in checks(NodeConfig(data=str(tmp_path))) if str(tmp_path / "absent") in each.found]

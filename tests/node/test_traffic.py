@@ -1,6 +1,7 @@
 """A promotion is checked against what other changes do at the same time."""
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
@@ -105,5 +106,22 @@ def test_an_unloaded_version_does_not_become_the_one_that_answers() -> None:
         with pytest.raises(ConflictError, match="load f@2"):
             await setting
         assert not fake.posted
+
+    asyncio.run(main())
+
+
+def test_a_promotion_whose_caller_leaves_while_it_is_stored_is_in_effect() -> None:
+    async def main() -> None:
+        fake, may_store = Fake(), threading.Event()
+        fake.may_end.set()
+        fake.put = lambda name, shares: may_store.wait(10.0)
+        setting = asyncio.ensure_future(TrafficSplits(fake, fake, fake, fake.posted.append).set("f", ()))
+        await asyncio.sleep(0.05)
+        setting.cancel()
+        await asyncio.sleep(0)
+        may_store.set()
+        with pytest.raises(asyncio.CancelledError):
+            await setting
+        assert fake.posted == [TrafficSet("f", ())]
 
     asyncio.run(main())

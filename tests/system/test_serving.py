@@ -140,6 +140,13 @@ def test_a_handler_converts_inputs_and_outputs_and_its_errors_name_the_line(node
         node.client.infer("texts", {"text": ["no number"]})
 
 
+def test_a_handler_makes_the_inputs_of_a_function_without_inputs(node: NodeProcess):
+    handler = "INPUTS = []\nimport torch\ndef preprocess(inputs, state): return {'x': torch.ones(1, 4)}"
+    deploy(node, "constant", handler=handler)
+    assert node.client.function("constant")["inputs"] == []
+    assert node.client.infer("constant", {})["y"].tolist() == [[3.0] * 4]
+
+
 def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
     deploy(node, "slow", handler=SLOW, queue_limit=1, max_workers=1)
     [worker] = node.client.explain("slow")["workers"]

@@ -216,7 +216,7 @@ def _uncontained(path: str, lacking: Sequence[str]) -> _Refused:
 
 
 def _export(order: _Order, weights: int) -> _Exported | _Refused:
-    from overwinter.api.deployer import bytes_of, declared_tensors, sample_tensors
+    from overwinter.api.deployer import bytes_of, declared_inputs, sample_tensors
 
     try:
         opened = open_here(Path(order.path), order.max_batch, order.task, order.options, trusted=False)
@@ -229,7 +229,7 @@ def _export(order: _Order, weights: int) -> _Exported | _Refused:
             file.seek(start)
             file.write(bytes_of(tensor))
         file.truncate(end)
-    inputs = (None if opened.handler is None else declared_tensors(opened.handler, "INPUTS")) or program.inputs
+    inputs = declared_inputs(opened.handler, program.inputs)
     samples = [sample_tensors(sample, inputs) for sample in opened.samples]
     return _Exported(encode_program(program), agreement, opened.handler, dict(opened.assets), samples)
 

@@ -120,7 +120,8 @@ def package(  # noqa: PLR0913 - the parts of a function
     code = None
     inputs, outputs = program.inputs, program.outputs
     if handler is not None:
-        inputs, outputs = declared_tensors(handler, "INPUTS") or inputs, declared_tensors(handler, "OUTPUTS") or outputs
+        inputs = declared_inputs(handler, inputs)
+        outputs = declared_tensors(handler, "OUTPUTS") or outputs
         files = {key: _blob(data, contents) for key, data in (assets or {}).items()}
         code = Handler(_blob(handler.encode(), contents), files)
     manifest = Manifest(
@@ -238,10 +239,18 @@ def declared_tensors(source: str, name: str) -> tuple[TensorSpec, ...] | None:
         if value is not None and any(isinstance(target, ast.Name) and target.id == name for target in named):
             try:
                 return msgspec.convert(ast.literal_eval(value), tuple[TensorSpec, ...])
-            except (ValueError, msgspec.ValidationError) as error:
+            except (ValueError, TypeError, RecursionError, MemoryError, msgspec.ValidationError) as error:
                 form = '{"name": "text", "datatype": "BYTES", "shape": ["batch"]}'
                 raise HandlerError(f"{name} of the handler must be a list of literals like {form}: {error}") from None
     return None
+
+
+def declared_inputs(handler: str | None, inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The tensors that a function takes: those that its handler lists, which may be none, or the program's. Raises
+    HandlerError for an invalid handler.
+    """
+    declared = None if handler is None else declared_tensors(handler, "INPUTS")
+    return inputs if declared is None else declared
 
 
 def _check_batching(max_batch: int, agreement: Agreement | None) -> None:

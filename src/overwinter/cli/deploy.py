@@ -173,7 +173,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
     `function`: further arguments of `package`. The handler and the assets of a task replace those in `function`.
     """
     from overwinter.api.contained import DeployableModel, open_contained, open_here
-    from overwinter.api.deployer import declared_tensors, package
+    from overwinter.api.deployer import declared_inputs, package
     from overwinter.cli.inputs import read_assignments
     from overwinter.cli.progress import spinner
 
@@ -203,8 +203,7 @@ def _packaged(model: ModelSource, function: dict[str, Any], sample: "Sequence[tu
         function |= {"handler": opened.handler, "assets": opened.assets}
     for note in agreement.notes:
         echo(note, err=True)
-    handler = function["handler"]
-    inputs = (None if handler is None else declared_tensors(handler, "INPUTS")) or program.inputs
+    inputs = declared_inputs(function["handler"], program.inputs)
     if sample:
         samples.append(read_assignments(sample, {spec.name: spec for spec in inputs}))
     with spinner("hashing its blocks"):

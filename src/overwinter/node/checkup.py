@@ -142,7 +142,8 @@ def missing_protections() -> list[str]:
     os.close(writer)
     with open(reader) as report:
         lacking = [line for line in report.read().split("\n") if line]
-    os.waitpid(pid, 0)
+    if os.waitpid(pid, 0)[1]:
+        lacking.append("workers cannot be contained: the test of the sandbox did not end")
     return lacking
 
 
@@ -154,8 +155,7 @@ def _missing_here() -> list[str]:
     if not lacking:
         # Only children are in the new PID namespace, whose /proc replaces the other one.
         if os.fork():
-            os.wait()
-            os._exit(0)
+            os._exit(int(os.wait()[1] != 0))
         lacking = namespaces.show_only(python_paths())
     return [*lacking, *Sandbox().test()]
 

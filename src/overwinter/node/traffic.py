@@ -13,6 +13,7 @@ from overwinter.core.ids import FunctionName
 from overwinter.core.pipeline import HasSignature
 from overwinter.core.tensor import TensorSpec
 from overwinter.core.versions import Shares, Versions, check_shares, default_of
+from overwinter.node.completion import completed
 from overwinter.node.log import Log
 from overwinter.node.pipelines import Pipelines
 from overwinter.node.registry import Registry
@@ -67,10 +68,13 @@ class TrafficSplits:
                 await self._pipelines.protect(name, self._functions.view(name, default))
                 # One may have been unloaded since.
                 self._check_answer(name, views or [default])
-                await asyncio.to_thread(self._stored.put, name, shares)
+                await completed(self._store(name, shares))
             finally:
                 del self._coming[name]
-            self._post(TrafficSet(name, shares))
+
+    async def _store(self, name: FunctionName, shares: Shares) -> None:
+        await asyncio.to_thread(self._stored.put, name, shares)
+        self._post(TrafficSet(name, shares))
 
     def _check_answer(self, name: FunctionName, versions: Iterable[int]) -> None:
         """Raise ConflictError if one of these versions answers no requests."""

@@ -117,7 +117,7 @@ class FunctionDetail(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float | None
     """The smoothed seconds of its family's runs in workers; None: there was none."""
     failures: int
-    """The consecutive failures of loads, starts, workers and runs on devices: its own, or those of the part on the pool
+    """The consecutive failures of loads, starts, workers and runs on devices: its own, or those of a part on the pool
     that backs off longer.
     """
     backoff_s: float
