@@ -8,7 +8,7 @@ from torch import nn
 from torch.export import Dim
 
 from overwinter.core.errors import ProgramError
-from overwinter.model.checks import conditions_of, is_satisfied, narrowed
+from overwinter.model.checks import WINDOW, conditions_of, is_satisfied, narrowed
 from overwinter.model.export import export, export_saved
 from overwinter.model.program import Call, Slot, Value, encode_program, validate
 from overwinter.model.structure import Term
@@ -259,6 +259,26 @@ def test_conditions_in_every_form(text, holds, fails):
 def test_range_that_no_size_satisfies_is_refused():
     with pytest.raises(ProgramError, match="no batch from 1 to 5"):
         narrowed({"batch": (1, 5)}, conditions_of(["L['x'].size()[0] > 7"], ["x"], [("batch", 4)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "narrow"),
+    [
+        ("L['x'].size()[0] ** 4 < 2147483648", (1, 215)),
+        ("L['x'].size()[0] ** 4 >= 16", (2, WINDOW)),
+        ("3 * L['x'].size()[0] ** 3 // 7 >= 4", (3, WINDOW)),
+        ("L['x'].size()[0] ** 4 - L['x'].size()[0] ** 4 + L['x'].size()[0] <= 9", (1, 9)),
+        ("L['x'].size()[0] ** 3 / 3 < 1e18", (1, WINDOW)),
+    ],
+)
+def test_range_under_a_condition_on_a_high_power(text, narrow):
+    conditions = conditions_of([text], ["x"], [("batch", 4)])
+    assert narrowed({"batch": (1, WINDOW)}, conditions) == ({"batch": narrow}, [])
+
+
+def test_condition_on_a_high_power_that_is_undefined_for_a_size_remains():
+    conditions = conditions_of(["L['x'].size()[0] ** 4 // (L['x'].size()[0] - 5) < 9"], ["x"], [("batch", 4)])
+    assert narrowed({"batch": (1, WINDOW)}, conditions) == ({"batch": (1, WINDOW)}, conditions)
 
 
 def test_sizes_of_one_name_need_no_check():

@@ -25,6 +25,8 @@ Symbolic = Callable[[str, tuple[Any, ...]], Any]
 
 WINDOW = 1 << 20
 """The most values of one size that are tried to find the range that a condition allows."""
+LARGEST_EXACT = 1 << 53
+"""Tensors of numbers compute exactly up to this number, as integers and as floats."""
 
 
 class Condition(NamedTuple):
@@ -223,13 +225,37 @@ def _holds(each: Condition, name: str, values: torch.Tensor) -> torch.Tensor | N
             if function == "operator.truediv":
                 top = torch.as_tensor(top).double()
             return SYMBOLIC[function](top, torch.where(bottom == 0, 1, bottom))
+        if function in ("operator.add", "operator.sub", "operator.mul"):
+            _check_exact(SYMBOLIC[function](*(torch.as_tensor(arg).double() for arg in args)))
         return _FOR_MANY.get(function, SYMBOLIC[function])(*args)
 
     try:
         truth = torch.as_tensor(evaluate_condition(each.tree, {name: values}.__getitem__, call))
+    except OverflowError:
+        return _holds_exactly(each, name, values.tolist())
     except (RuntimeError, TypeError, ValueError):
         return None
     return truth.expand(len(values)).bool() & ~undefined
+
+
+def _check_exact(approximate: torch.Tensor) -> None:
+    """Raise OverflowError if one of these results is too large to be computed exactly in a tensor."""
+    if approximate.abs().max() > LARGEST_EXACT:
+        raise OverflowError
+
+
+def _holds_exactly(each: Condition, name: str, values: list[int]) -> torch.Tensor | None:
+    """Do the same with the integers of Python: slower, but they have no largest value."""
+
+    def call(function: str, args: tuple[Any, ...]) -> Any:
+        columns = [arg if isinstance(arg, list) else [arg] * len(values) for arg in args]
+        return list(map(SYMBOLIC[function], *columns))
+
+    try:
+        truths = evaluate_condition(each.tree, {name: values}.__getitem__, call)
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+    return torch.tensor([bool(truth) for truth in truths])
 
 
 def _largest(first: Any, second: Any) -> torch.Tensor:
