@@ -88,6 +88,17 @@ def test_missing_tokenizer_and_labels_are_named(weather, tmp_path):
         open_directory(tmp_path, "text-classification")
 
 
+@pytest.mark.parametrize(
+    ("make", "task"), [(image_directory, "image-classification"), (text_directory, "text-classification")]
+)
+def test_classes_that_are_not_numbered_from_0_are_named(make, task, tmp_path):
+    path = make(tmp_path) if make is image_directory else make(tmp_path, "BertForSequenceClassification", WEATHER)
+    config = json.loads((path / "config.json").read_text()) | {"id2label": {"1": "rain", "2": "snow", "3": "sunshine"}}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ProgramError, match=r"id2label in config\.json names 3 classes, but not number 0"):
+        open_directory(path, task)
+
+
 def test_model_whose_outputs_depend_on_the_padding_is_refused(tmp_path):
     path = text_directory(tmp_path, "FNetForSequenceClassification", WEATHER)
     with pytest.raises(
@@ -174,8 +185,11 @@ def test_texts_are_cut_to_the_fixed_length_of_a_program(longest, tmp_path):
     assert given["input_ids"].shape == (1, 16)
 
 
-def test_a_processor_that_also_limits_the_longer_side_is_refused(tmp_path):
-    processor = transformers.ViTImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 64})
+@pytest.mark.parametrize(
+    "size", [{"shortest_edge": 32, "longest_edge": 64}, {"longest_edge": 64}, {"max_height": 32, "max_width": 32}]
+)
+def test_a_processor_that_limits_the_longer_side_is_refused(size, tmp_path):
+    processor = transformers.ViTImageProcessorPil(size=size)
     with pytest.raises(ProgramError, match="longer side"):
         open_directory(image_directory(tmp_path, processor), "image-classification")
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from overwinter.core.errors import CallerError
+from overwinter.core.errors import CallerError, ProgramError
 from overwinter.model.pretrained import Axes
 from overwinter.worker.values import Value
 
@@ -55,8 +55,13 @@ def handler_source(*parts: str) -> str:
 
 
 def labels(model: Any) -> list[str]:
-    """Return the names of the model's classes."""
+    """Return the names of the model's classes; raise ProgramError if they are not numbered from 0 on."""
     names: Mapping[int, str] = model.config.id2label
+    missing = [index for index in range(len(names)) if index not in names]
+    if missing:
+        raise ProgramError(
+            f"id2label in config.json names {len(names)} classes, but not number {missing[0]}: number them from 0 on"
+        )
     return [names[index] for index in range(len(names))]
 
 

@@ -43,12 +43,7 @@ def classification(request: TaskRequest, model: Any) -> Bundle:
 def _steps(processor: Any) -> dict[str, Any]:
     """Return the steps of the processor; the rules of some classes of processors become sizes, means and deviations."""
     kind = type(processor).__name__.removesuffix("Pil").removesuffix("Processor")
-    if processor.do_resize and processor.size.get("shortest_edge") and processor.size.get("longest_edge"):
-        raise ProgramError(
-            f"{type(processor).__name__} limits the longer side of an image, which the handler of this task does not; "
-            "deploy the directory without a task and with a --handler"
-        )
-    resize = _target(processor.size) if processor.do_resize else None
+    resize = _target(processor) if processor.do_resize else None
     crop = [processor.crop_size["height"], processor.crop_size["width"]] if processor.do_center_crop else None
     match kind, resize:
         case "ConvNextImage", [side] if side < 384:
@@ -77,8 +72,16 @@ def _steps(processor: Any) -> dict[str, Any]:
     }
 
 
-def _target(size: Any) -> list[int]:
-    return [size["shortest_edge"]] if size.get("shortest_edge") else [size["height"], size["width"]]
+def _target(processor: Any) -> list[int]:
+    """Return the shorter side of a resized image, or its height and width."""
+    size = processor.size or {}
+    for names in (["shortest_edge"], ["height", "width"]):
+        if all(size.get(name) for name in names) and not size.get("longest_edge"):
+            return [size[name] for name in names]
+    raise ProgramError(
+        f"{type(processor).__name__} limits the longer side of an image, or its height and width, which the handler of "
+        "this task does not; deploy the directory without a task and with a --handler"
+    )
 
 
 def _picture(height: int, width: int) -> bytes:
