@@ -33,8 +33,11 @@ class Reserve:
         """Let the operation in this `with` statement use the reserved space. Any thread may call it."""
         with self._lock:
             self._in_progress += 1
-            if free_bytes(self._path.parent) < self._nbytes:
-                self._path.unlink(missing_ok=True)
+            # If the space cannot be released, the operation may succeed without it, or it raises an error that says
+            # what failed.
+            with suppress(OSError):
+                if free_bytes(self._path.parent) < self._nbytes:
+                    self._path.unlink(missing_ok=True)
         try:
             yield
         finally:
