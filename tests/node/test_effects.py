@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -96,40 +98,72 @@ def test_a_node_that_stops_gives_up_the_block_that_it_copies(tmp_path):
     assert (heard, lines) == ([], [])
 
 
+class Dropping:
+    """Effects over a real host store, which holds one block, and the thread that removes dropped blocks."""
+
+    def __init__(self, root: Path) -> None:
+        source, data = Pipes(), b"a block"
+        self.blob = Blob(address_of(data), len(data))
+        self.hosts = HostStores(root, source)
+        self.host = self.hosts.store("")
+        with open(source.pipe(self.blob.address), "wb", buffering=0) as writer:
+            writer.write(data)
+        self.host.load([self.blob])
+        self.marked: list[tuple[str, frozenset[str]]] = []
+        self.lines = LogLines()
+
+    async def run(self, scene: Callable[[NodeEffects], Awaitable[None]]) -> None:
+        closing = ClosingThread()
+        processes = SimpleNamespace(
+            queue=FairQueue(),
+            files=SimpleNamespace(closing=closing),
+            forks=SimpleNamespace(closing=False),
+            mark_dropped=lambda store, addresses: self.marked.append((store, addresses)),
+        )
+        heard: list[Event] = []
+        registry = Registry(self.hosts, None, heard.append, self.lines)
+        calls = Calls(heard.append, None, None)
+        try:
+            async with asyncio.timeout(START_S), asyncio.TaskGroup() as tasks:
+                config = SchedulerConfig()
+                await scene(
+                    NodeEffects(registry, processes, calls, self.hosts, config, tasks, heard.append, self.lines)
+                )
+        finally:
+            closing.end()
+
+
 def test_dropped_blocks_are_removed_by_a_thread(tmp_path):
-    source, data = Pipes(), b"a block"
-    blob = Blob(address_of(data), len(data))
-    hosts = HostStores(tmp_path / "hosts", source)
-    host, closing = hosts.store(""), ClosingThread()
-    with open(source.pipe(blob.address), "wb", buffering=0) as writer:
-        writer.write(data)
-    host.load([blob])
-    marked: list[tuple[str, frozenset[str]]] = []
-    processes = SimpleNamespace(
-        queue=FairQueue(),
-        files=SimpleNamespace(closing=closing),
-        forks=SimpleNamespace(closing=False),
-        mark_dropped=lambda store, addresses: marked.append((store, addresses)),
-    )
+    dropping = Dropping(tmp_path / "hosts")
+    host, address = dropping.host, dropping.blob.address
 
-    async def scene():
-        async with asyncio.timeout(START_S), asyncio.TaskGroup() as tasks:
-            heard: list[Event] = []
-            registry = Registry(hosts, None, heard.append, LogLines())
-            calls = Calls(heard.append, None, None)
-            effects = NodeEffects(registry, processes, calls, hosts, SchedulerConfig(), tasks, heard.append, LogLines())
-            with hosts.removals._removing:
-                # The event loop does not wait for the removal, which cannot begin.
-                effects.carry_out(Drop((blob.address,), ""))
-                assert names(host) == {blob.address}
-                assert not host.holds(blob.address)
-                assert marked == [("", {blob.address})]
-            await until(lambda: names(host) == set())
+    async def scene(effects):
+        with dropping.hosts.removals._removing:
+            # The event loop does not wait for the removal, which cannot begin.
+            effects.carry_out(Drop((address,), ""))
+            assert names(host) == {address}
+            assert not host.holds(address)
+            assert dropping.marked == [("", {address})]
+        await until(lambda: names(host) == set())
 
-    try:
-        asyncio.run(scene())
-    finally:
-        closing.end()
+    asyncio.run(dropping.run(scene))
+    assert dropping.lines == []
+
+
+def test_a_dropped_block_that_cannot_be_removed_is_logged(tmp_path):
+    dropping = Dropping(tmp_path / "hosts")
+    path = dropping.host.root / dropping.blob.address
+
+    async def scene(effects):
+        path.unlink()
+        path.mkdir()
+        effects.carry_out(Drop((dropping.blob.address,), ""))
+        await until(lambda: dropping.lines)
+
+    asyncio.run(dropping.run(scene))
+    [line] = dropping.lines
+    assert "could not be removed from memory" in line
+    assert str(path) in line
 
 
 def test_repeated_stops_of_a_tenants_workers_are_logged_once():

@@ -114,6 +114,20 @@ def test_a_file_that_cannot_be_removed_does_not_block_a_load(repository, host, r
     assert host.load([BLOB]) == len(DATA)
 
 
+def test_the_files_after_one_that_cannot_be_removed_are_removed(repository, host, removals):
+    blobs = stored(repository, 4)
+    host.load(blobs)
+    host.begin_drop([blob.address for blob in blobs])
+    failing = [host.root / blob.address for blob in blobs[:2]]
+    for path in failing:
+        path.unlink()
+        path.mkdir()
+    with pytest.raises(OSError, match=blobs[0].address):
+        removals.remove()
+    assert removals.sizes == ()
+    assert names(host) == set()
+
+
 def test_closing_the_stores_removes_what_was_dropped(repository, memory):
     put(repository, BLOB.address, DATA)
     hosts = HostStores(memory / "hosts", repository)

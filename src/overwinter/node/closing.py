@@ -5,8 +5,9 @@ worker determines how much it writes to the buffers that it shares with the node
 are, so in the event loop one tenant could delay all others.
 """
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from overwinter.node.threads import Threads
 
@@ -22,9 +23,9 @@ class ClosingThread:
         """Close a file soon."""
         self._thread.submit(os.close, fd)
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Do this work soon."""
-        self._thread.submit(work)
+    def run(self, work: Callable[[], None]) -> Awaitable[None]:
+        """Do this work soon; what it raises is raised where the result is awaited."""
+        return asyncio.wrap_future(self._thread.submit(work))
 
     def end(self) -> None:
         """Do what remains, and end the thread."""

@@ -157,7 +157,11 @@ class NodeEffects:
         self.executors.mark_dropped(store, addresses)
         if not self._processes.forks.closing:
             # A host store that is closed removes its files itself.
-            self._processes.files.closing.run(self._hosts.removals.remove)
+            work = self._processes.files.closing.run(self._hosts.removals.remove)
+            self._tasks.create_task(contain(work, self._removal_failed))
+
+    def _removal_failed(self, error: Exception) -> None:
+        self._throttle.log(("removal",), f"the file of a dropped block could not be removed from memory: {error}")
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         try:

@@ -32,13 +32,19 @@ class Removals:
             return tuple(self._files.values())
 
     def remove(self, paths: Iterable[Path] | None = None) -> None:
-        """Remove these files, or all. Raises OSError for the first that cannot be removed: it counts as removed,
-        because a load replaces it, and the files after it stay in the list.
+        """Remove these files, or all. A file that cannot be removed counts as removed, because a load replaces it.
+        Raises the first such OSError after the other files are removed: loads may wait for them.
         """
+        first: OSError | None = None
         for path in self._all() if paths is None else paths:
             # A load may write a file again as soon as it counts as removed, so only one thread removes at a time.
             with self._removing:
-                self._remove(path)
+                try:
+                    self._remove(path)
+                except OSError as error:
+                    first = first or error
+        if first is not None:
+            raise first
 
     def _remove(self, path: Path) -> None:
         if path not in self._files:
