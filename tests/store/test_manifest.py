@@ -5,7 +5,7 @@ import pytest
 
 from overwinter.core.errors import CallerError
 from overwinter.core.function import Settings
-from overwinter.core.tensor import RANK_MAX, TENSORS_MAX, TensorSpec
+from overwinter.core.tensor import ELEMENTS_MAX, RANK_MAX, TENSORS_MAX, TensorSpec
 from overwinter.store.manifest import (
     ALL_SAMPLES_BYTES_MAX,
     SAMPLES_MAX,
@@ -154,6 +154,16 @@ def test_samples_are_bounded_in_count_and_bytes():
     assert f"{SAMPLES_MAX + 1} samples" in refused(changed(inputs=takes, samples=((one,),) * (SAMPLES_MAX + 1)))
     large = SampleTensor("x", "UINT8", (half + 1,), bytes(half + 1))
     assert f"{ALL_SAMPLES_BYTES_MAX + 2} bytes" in refused(changed(inputs=takes, samples=((large,), (large,))))
+
+
+def test_a_sample_with_too_many_elements_gets_a_remedy_that_helps():
+    takes = (TensorSpec("x", "BYTES", ("n",)),)
+    most, more = (SampleTensor("x", "BYTES", (n,), bytes(4 * n)) for n in (ELEMENTS_MAX, ELEMENTS_MAX + 1))
+    assert decode_manifest(encode_manifest(changed(inputs=takes, samples=((most,),)))).samples == ((most,),)
+    said = refused(changed(inputs=takes, samples=((most,), (more,))))
+    assert said.startswith(f"sample 2: BYTES tensor 'x' has {ELEMENTS_MAX + 1} elements")
+    assert "smaller sample" in said
+    assert "elements-max" not in said
 
 
 def test_tensors_are_bounded_in_rank_and_number():

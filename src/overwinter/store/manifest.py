@@ -8,6 +8,7 @@ layouts of the blocks.
 
 from collections import Counter
 from collections.abc import Iterable
+from math import prod
 from typing import Annotated
 
 import msgspec
@@ -20,6 +21,7 @@ from overwinter.core.function import Settings
 from overwinter.core.ids import NAME_PATTERN, Address, FunctionName, TenantId
 from overwinter.core.tensor import (
     BYTES,
+    ELEMENTS_MAX,
     RANK_MAX,
     TENSORS_MAX,
     Tensor,
@@ -166,9 +168,19 @@ def _check_samples(manifest: Manifest) -> None:
         try:
             check_inputs(inputs, manifest.inputs)
             for tensor in inputs:
+                _check_sample_elements(tensor)
                 check_size(tensor)
         except CallerError as error:
             raise CallerError(f"sample {number}: {error}") from None
+
+
+def _check_sample_elements(tensor: Tensor) -> None:
+    # The limit for requests is a setting, but a manifest must be valid on every node.
+    if tensor.datatype == BYTES and (count := prod(tensor.shape)) > ELEMENTS_MAX:
+        raise CallerError(
+            f"BYTES tensor {tensor.name!r} has {count} elements, and in a sample it may have {ELEMENTS_MAX}: deploy "
+            "with a smaller sample"
+        )
 
 
 def _check_sizes(manifest: Manifest) -> None:
