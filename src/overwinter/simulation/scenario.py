@@ -5,6 +5,7 @@ the key if one key is wrong.
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -134,9 +135,7 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.check_above("duration_s")
         self.check_above("settle_s", least=0)
-        names = [name for function in self.functions for name in function.names()]
-        if len(set(names)) != len(names):
-            raise ValueError(f"function names must be unique, got {sorted(names)}")
+        self._check_names()
         check_devices(self.devices)
         if self.scheduler.devices:
             raise ValueError("give the devices as devices of the scenario, not of its scheduler")
@@ -148,6 +147,14 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
         for function in self.functions:
             self._check_latencies(function)
         self._check_applications()
+
+    def _check_names(self) -> None:
+        # The copies of one entry share its program and its measured times, so entries need different names too.
+        copies = [name for function in self.functions for name in function.names()]
+        for names in ([function.name for function in self.functions], copies):
+            repeated = sorted(name for name, times in Counter(names).items() if times > 1)
+            if repeated:
+                raise ValueError(f"function names must be unique, got more than once: {', '.join(repeated)}")
 
     def _check_latencies(self, function: FunctionModel) -> None:
         """Raise ValueError if the latencies of a function have no configuration that it can run with."""
