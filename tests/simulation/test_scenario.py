@@ -97,6 +97,19 @@ def test_errors_name_the_file_and_the_key(tmp_path, wrong, said):
     assert "wrong.toml" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("node", "scheduler", "host_bytes"),
+    [
+        ({}, {}, None),
+        ({"host_mib": 2}, {}, 2 * MIB),
+        ({"host_mib": 2}, {"host_bytes": MIB}, MIB),
+        ({"host_mib": 2}, {"host_bytes": 0}, 0),
+    ],
+)
+def test_the_scheduler_may_have_less_room_for_blocks_than_the_machine(node, scheduler, host_bytes):
+    assert scene(node=node, scheduler=scheduler).scheduler_config().host_bytes == host_bytes
+
+
 def test_the_good_one_is_good(tmp_path):
     (tmp_path / "good.toml").write_text(GOOD)
     assert read_scenario(tmp_path / "good.toml").duration_s == 10

@@ -205,11 +205,13 @@ class Scenario(ScenarioPart, frozen=True, kw_only=True):
         """The scheduler's configuration with the scenario's devices. Cores and host bytes that it does not set are the
         machine's.
         """
-        host_bytes = None if self.node.host_mib is None else int(self.node.host_mib * MIB)
+        host_bytes = self.scheduler.host_bytes
+        if host_bytes is None and self.node.host_mib is not None:
+            host_bytes = int(self.node.host_mib * MIB)
         return msgspec.structs.replace(
             self.scheduler,
             cores=self.scheduler.cores or self.node.cores,
-            host_bytes=self.scheduler.host_bytes or host_bytes,
+            host_bytes=host_bytes,
             devices=self.devices,
         )
 
