@@ -1,6 +1,7 @@
 """Simulated handlers run in workers and call their programs on devices, as on a node."""
 
 import io
+from math import inf, nan
 
 import pytest
 
@@ -200,6 +201,9 @@ def test_a_handler_is_a_stage_of_an_application():
         ({"handler": None, "has_handler": True}, "give handler"),
         ({"handler": {"before_ms": {}}}, r"before_ms needs a time.*functions\[0\]\.handler"),
         ({"handler": {"before_ms": {"1": 3}, "after_ms": {"0": 1}}}, "after_ms needs batches from 1"),
+        ({"handler": {"before_ms": {"1": 3, "2": nan}}}, "before_ms needs batches from 1 on, and finite times"),
+        ({"handler": {"before_ms": {"1": 3}, "after_ms": {"1": inf}}}, "after_ms needs batches from 1 on, and finite"),
+        ({"handler": {"before_ms": {"1": 3}, "after_ms": {"1": nan}}}, "after_ms needs batches from 1 on, and finite"),
         ({"handler": {"before_ms": {"1": 3}, "during_ms": {"1": 1}}}, "during_ms"),
         ({"name": "f:program"}, "without @ and :"),
     ],

@@ -65,8 +65,8 @@ class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
         if not self.before_ms:
             raise ValueError("before_ms needs a time for at least one batch from 1 on")
         for name, times in (("before_ms", self.before_ms), ("after_ms", self.after_ms)):
-            if times and (min(times) < 1 or min(times.values()) <= 0):
-                raise ValueError(f"{name} needs batches from 1 on, and times above 0")
+            if min(times, default=1) < 1 or not all(0 < time < inf for time in times.values()):
+                raise ValueError(f"{name} needs batches from 1 on, and finite times above 0")
 
 
 class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
