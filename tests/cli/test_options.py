@@ -10,13 +10,21 @@ from overwinter.cli.options import assignment, byte_size, function_version, id_o
 
 @pytest.mark.parametrize(
     ("text", "nbytes"),
-    [("8GiB", 8 << 30), ("1.5 KiB", 1536), ("500MB", 500_000_000), ("4096", 4096), ("7b", 7), ("2tib", 2 << 40)],
+    [
+        ("8GiB", 8 << 30),
+        ("1.5 KiB", 1536),
+        ("500MB", 500_000_000),
+        ("4096", 4096),
+        ("7b", 7),
+        ("2tib", 2 << 40),
+        ("4194304TiB", 1 << 62),
+    ],
 )
 def test_sizes(text: str, nbytes: int) -> None:
     assert byte_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1XB", "1 2", "1e3", "nan"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1XB", "1 2", "1e3", "nan", "8388608TiB", "9" * 400])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a size"):
         byte_size(text)

@@ -23,6 +23,9 @@ BYTES_OF = {
 }
 """Bytes of each unit of size, in lower case."""
 
+SIZE_END = 1 << 63
+"""No size is this large: sizes are signed 64-bit integers in the systems that get them."""
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -35,7 +38,10 @@ def byte_size(value: str | int) -> int:
     factor = None if found is None else BYTES_OF.get(found[2].lower())
     if found is None or factor is None:
         raise click.BadParameter(f"{value!r} is not a size: write 8GiB, 500MB or a number of bytes")
-    return int(float(found[1]) * factor)
+    nbytes = float(found[1]) * factor
+    if nbytes >= SIZE_END:
+        raise click.BadParameter(f"{value!r} is not a size: no disk or memory is that large")
+    return int(nbytes)
 
 
 def size_text(nbytes: float) -> str:
