@@ -157,18 +157,20 @@ class Generator:
         self._waiting: dict[int, OpenConnection] = {}
         self._free: list[OpenConnection] = []
         self._outcomes: list[Outcome] = []
-        self._rest = deque(plan.arrivals)
+        self._stopped = False
         self._began = 0.0
         self._end_at = 0.0
 
     def stop(self) -> None:
-        """Stop sending, and wait for the answers as at the plan's end."""
-        self._rest.clear()
+        """Stop sending, and wait for the answers as at the plan's end. A handler of a signal may call it, so the list
+        of the remaining requests does not change here.
+        """
+        self._stopped = True
         self._end_at = time.perf_counter() + self._plan.patience_s
 
     def run(self) -> list[Outcome]:
         """Send everything, wait for the answers, and return the outcome of each request."""
-        rest = self._rest
+        rest = deque(self._plan.arrivals)
         self._began = time.perf_counter()
         while rest or self._waiting:
             now = time.perf_counter()
@@ -181,6 +183,8 @@ class Generator:
             until = self._began + rest[0][0] if rest else self._end_at
             for fd, _ in self._poll.poll(max(0.0, until - time.perf_counter())):
                 self._read_answer(self._waiting[fd])
+            if self._stopped:
+                rest.clear()
         for connection in self._waiting.values():
             self._end(connection, "no answer in time")
         for connection in (*self._waiting.values(), *self._free):

@@ -183,6 +183,18 @@ def test_the_answers_of_a_plan_that_is_ended_early_are_still_read(server):
     assert [each.kind for each in generator.run()] == ["answered"]
 
 
+def test_a_plan_may_be_ended_while_its_next_request_is_looked_at(server):
+    class Ending(tuple):
+        def __getitem__(self, at):
+            generator.stop()
+            return super().__getitem__(at)
+
+    plan = Plan([target("/a")], [b"first"], [Ending((0.0, 0)), (3600.0, 0)], 30.0)
+    generator = Generator(server.server_port, plan)
+    generator._poll = Impatient(generator._poll)
+    assert [each.kind for each in generator.run()] == ["answered"]
+
+
 def test_attainment_counts_what_was_answered_in_time():
     def outcome(latency_s, status=200, function=0):
         return Outcome(function, 0.0, 0.0, latency_s, status, "warm", status == 200)
