@@ -261,15 +261,16 @@ class Outside:
 
     def _left_over(self) -> None:
         """Check that the worker of a removed function ends."""
-        client = self._attacked.node.client
+        node, client = self._attacked.node, self._attacked.node.client
+        others = set(node.worker_pids())
         self._functions.deploy(
             client, "guest", handler=source("kernel", "named"), tenant="guests", memory_mib=512, keep_alive_s=600.0
         )
         order(self._attacked.port, "guest", json.dumps({"way": "threads", **self._outside()}), SPY_S)
-        before = set(self._attacked.node.worker_pids())
+        guests = set(node.worker_pids()) - others
         client.for_tenant("guests").remove("guest")
         until = time.monotonic() + 10.0
-        while before <= set(self._attacked.node.worker_pids()) and time.monotonic() < until:
+        while guests.intersection(node.worker_pids()) and time.monotonic() < until:
             time.sleep(0.05)
-        if before <= set(self._attacked.node.worker_pids()):
+        if guests.intersection(node.worker_pids()):
             self._attacked.tally.add("outside_writes", "the worker of a removed function stays")
