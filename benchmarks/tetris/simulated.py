@@ -56,7 +56,6 @@ PAPER = {
     "qa-text": (0.65, 0.21),
 }
 """The reduction of mean memory compared with INFless, and with Photons, under a stable load (5.3)."""
-VIOLATIONS_MOST = 0.04
 QUICK_S = 90.0
 
 
