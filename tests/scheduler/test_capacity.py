@@ -6,6 +6,7 @@ from overwinter.core.actions import LoadBlocks, StartWorker, StopWorker
 from overwinter.core.events import MemoryMeasured, Profiled
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler.operations import UNKNOWN_S
 from tests.scheduler.world import World, spec
 
 STEPS = 200
@@ -127,6 +128,68 @@ def test_a_function_that_lost_its_place_to_an_urgent_start_gets_that_of_a_worker
     world.settle_processes()
     assert started(world) == ["f@1", "y@1", "s@1"]
     assert [id_ for id_, worker in world.state.workers.items() if worker.drain is not None] == [1]
+
+
+def drained_in_a_long_run(before: str, waiting: str) -> tuple[World, dict[str, int]]:
+    """The worker of b and a drains, in a run of b that lasts until its timeout, when p runs too and the functions of
+    `waiting` wait; those of `before` have run before.
+    """
+    world = World(cores=4, workers_max=2)
+    for name in "ba":
+        world.deploy(spec(name, blobs=((name, 10),), family="pair", max_workers=2, timeout_s=60.0))
+    for name in "pq":
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0))
+    for name in before:
+        world.arrive(name)
+        world.settle()
+    asked: dict[str, int] = {}
+    for name in "bp" + waiting:
+        asked[name] = world.arrive(name)
+        world.settle_processes()
+    [pair, _] = world.state.workers.values()
+    while pair.drain is None:
+        world.ring()
+    return world, asked
+
+
+def finish_short_runs(world: World) -> None:
+    """All runs end but those of b."""
+    world.settle_processes()
+    while short := [run for run in world.running.values() if "b@1" not in world.whose(run)]:
+        world.finish_run(short[0])
+        world.settle_processes()
+
+
+def test_a_function_that_waits_for_a_slot_gets_another_worker_when_the_one_that_has_it_drains():
+    world, asked = drained_in_a_long_run("baba", "aq")
+    finish_short_runs(world)
+    assert list(world.open) == [asked["b"]]
+    assert world.now < 1.0
+
+
+def test_a_worker_that_drains_in_an_overdue_run_does_not_count_as_ended():
+    world, asked = drained_in_a_long_run("", "q")
+    finish_short_runs(world)
+    assert set(world.open) == {asked["b"], asked["q"]}
+    [overdue_at] = [run.overdue_at for run in world.state.workers[1].runs.values()]
+    while asked["q"] in world.open:
+        world.ring()
+        finish_short_runs(world)
+    assert world.now == overdue_at == UNKNOWN_S
+
+
+def test_no_more_workers_with_overdue_runs_are_drained_than_needed():
+    world = World(cores=8, workers_max=4)
+    for name in "abcdq":
+        world.deploy(spec(name, blobs=((name, 10),), timeout_s=60.0))
+    for name in "abcd":
+        world.arrive(name)
+        world.settle_processes()
+    world.now = 2 * UNKNOWN_S
+    world.ring()
+    world.arrive("q")
+    world.settle_processes()
+    assert len([worker for worker in world.state.workers.values() if worker.drain]) == 1
 
 
 def test_several_idle_workers_are_stopped_for_one_large_worker():

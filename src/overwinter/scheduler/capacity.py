@@ -11,6 +11,7 @@ from overwinter.scheduler.functions import fail
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.operations import drain, stop
 from overwinter.scheduler.state import Function, Worker
+from overwinter.scheduler.tenant import Tenant
 from overwinter.scheduler.wants import wants_capacity
 
 SERVED_AT_ONCE = 8
@@ -31,9 +32,20 @@ def free_for_queue(cycle: Cycle) -> None:
             return
         wanted = claim_of_queued(cycle, function)
         while not future.has_capacity(function, wanted):
-            if not _free_capacity(cycle, function, wanted):
-                return
+            if not _free_capacity(cycle, future, function, wanted):
+                break
+        if not future.has_capacity(function, wanted, overdue_end=True):
+            return
         future.add(function, wanted)
+        _watch_draining(cycle, cycle.state.tenants[function.spec.tenant])
+
+
+def _watch_draining(cycle: Cycle, tenant: Tenant) -> None:
+    """Serve the queue again when the next run of a worker that counts as ended is overdue."""
+    times = (victims.overdue_at(worker) for worker in tenant.draining_without_limit.values())
+    at = min((each for each in times if each > cycle.now), default=inf)
+    if at < inf:
+        cycle.timers.arm("capacity", at)
 
 
 def look_again(cycle: Cycle, function: Function) -> None:
@@ -42,11 +54,11 @@ def look_again(cycle: Cycle, function: Function) -> None:
     cycle.capacity_changed = True
 
 
-def _free_capacity(cycle: Cycle, function: Function, wanted: Claim) -> bool:
+def _free_capacity(cycle: Cycle, future: victims.FutureClaims, function: Function, wanted: Claim) -> bool:
     """Stop a process forked ahead, or if none would help, stop or drain a worker; False: nothing may be stopped now."""
     if ahead.stop_for(cycle, function, wanted):
         return True
-    victim = victims.for_capacity(cycle, function, wanted)
+    victim = future.victim(function, wanted)
     if victim.worker is None:
         if victim.at < inf:
             cycle.timers.arm("capacity", victim.at)

@@ -57,7 +57,7 @@ from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_do
 from overwinter.scheduler.blocks import begin_load, drop_unused, end_load, missing_bytes, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
-from overwinter.scheduler.operations import begin_time_slice, drain, end_run, end_start, mark_all, smoothed, stop
+from overwinter.scheduler.operations import begin_time_slice, drain, end_run, end_start, smoothed, stop
 from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policy_failures import call_policy
 from overwinter.scheduler.request import Request
@@ -339,10 +339,8 @@ def _mark_others(cycle: Cycle, worker: Worker, function: Function) -> None:
 def _demoted(cycle: Cycle, id_: WorkerId) -> None:
     """Drain a worker that gets only idle cores: its runs may end, however late; waiting requests go to others."""
     worker = cycle.state.workers.get(id_)
-    if worker is None or worker.drain is not None:
-        return
-    drain(cycle, worker, "it used more processor time than its runs may")
-    mark_all(cycle, worker)
+    if worker is not None and worker.drain is None:
+        drain(cycle, worker, "it used more processor time than its runs may")
 
 
 def _zygote_lost(cycle: Cycle, tenant: TenantId | None) -> None:

@@ -342,11 +342,11 @@ def _check_capacity(cycle: Cycle) -> None:
         return
     wanted = claim_of_queued(cycle, function)
     assert could_fit(cycle, function), f"{id_} waits for capacity, but would not fit even alone"
-    if not victims.FutureClaims(cycle).has_capacity(function, wanted):
+    future = victims.FutureClaims(cycle)
+    if not future.has_capacity(function, wanted):
         assert ahead.victim(cycle, function, wanted) is None, f"{id_} could use the capacity of a process forked ahead"
-        victim = victims.for_capacity(cycle, function, wanted)
         stale = function.has_usable_worker and not wants_capacity(cycle, function)
-        assert victim.worker is None or stale, f"{id_} waits although a worker could be stopped"
+        assert stale or not future.victim(function, wanted).worker, f"{id_} waits although a worker could be stopped"
 
 
 def _check_bytes(cycle: Cycle) -> None:

@@ -116,6 +116,9 @@ def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
     """End a run that was answered or given up."""
     end(cycle, run_owner(run))
     operation = worker.runs.pop(run)
+    if operation.overdue_at <= cycle.now:
+        # While its run was overdue, the worker was not drained for others that wait for one like that already.
+        cycle.capacity_changed = True
     for part in operation.parts:
         worker.bound[part.function.spec.id].runs -= 1
     return operation
@@ -159,7 +162,9 @@ def smoothed(before: float | None, seconds: float) -> float:
 
 
 def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) -> None:
-    """Give a worker no more work, and stop it when its operations have ended, or at `until`."""
+    """Give a worker no more work, and stop it when its operations have ended, or at `until`. Functions of its family
+    that wait for one of its slots may need another worker now.
+    """
     if worker.stopping:
         return
     if worker.drain is None or worker.drain.until is None:
@@ -169,7 +174,9 @@ def drain(cycle: Cycle, worker: Worker, why: str, until: Seconds | None = None) 
     slots_changed(cycle, worker)
     if worker.is_idle:
         stop(cycle, worker)
-    elif worker.drain.until is None:
+        return
+    families.mark(cycle, worker.family)
+    if worker.drain.until is None:
         draining[worker.id] = worker
     else:
         draining.pop(worker.id, None)

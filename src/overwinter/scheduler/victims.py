@@ -8,7 +8,8 @@ the most. The runs of another tenant's worker must end within the drain timeout,
 slice lasts as long as ten wakes, so that replacing workers costs a small share of the time; for another tenant it ends
 at the latest `drain_timeout_s` after the worker was ready or, if the worker is idle, after it became idle. A worker
 that has been idle for KEPT_FOR_TENANT_S may be stopped for any tenant, regardless of shares, but not for a worker
-beyond that tenant's maximum.
+beyond that tenant's maximum. A worker that drains for its own tenant in an overdue run may not end soon, so another one
+is freed too, but none whose run is overdue as well.
 
 For bytes of a host store: the blocks of an unused function; otherwise a whole function in use drains when its time
 slice is over. A function's time slice begins with its first worker or run on a device after its blocks were loaded. If
@@ -82,14 +83,15 @@ class FutureClaims:
         self._workers: Counter[TenantId] = Counter()
         self._taken_over: set[WorkerId] = set()
 
-    def has_capacity(self, function: Function, wanted: Claim) -> bool:
+    def has_capacity(self, function: Function, wanted: Claim, overdue_end: bool = False) -> bool:
         """Whether there will be capacity for what a function wants. Workers of its own tenant that drain without a time
-        limit count as ended.
+        limit count as ended, but those with an overdue run only with `overdue_end`: it may last until its timeout.
         """
         cycle, resources, mine = self._cycle, self._cycle.resources, function.spec.tenant
         given_back = [
             resources.of_worker(each.point, each.nbytes)
             for each in cycle.state.tenants[mine].draining_without_limit.values()
+            if overdue_end or overdue_at(each) > cycle.now
         ]
         if self._process_for(function, wanted) is not None:
             given_back.append(ahead.claim(cycle))
@@ -101,6 +103,13 @@ class FutureClaims:
             if not resource.fits(amount, taken + self._added[resource]):
                 return False
         return True
+
+    def victim(self, function: Function, wanted: Claim) -> Victim:
+        """Return the worker to stop so that there will be capacity for what a function wants, or when one may be
+        stopped. If enough workers drain already, and only overdue runs delay them, no further one with an overdue run
+        is drained.
+        """
+        return for_capacity(self._cycle, function, wanted, self.has_capacity(function, wanted, overdue_end=True))
 
     def add(self, function: Function, wanted: Claim) -> None:
         """Add the claim of a function for which there will be capacity."""
@@ -118,9 +127,14 @@ class FutureClaims:
         return None if found is None or found.id in self._taken_over else found
 
 
-def for_capacity(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
+def overdue_at(worker: Worker) -> float:
+    """When the first run of a worker is overdue; infinite: it has none."""
+    return min((run.overdue_at for run in worker.runs.values()), default=inf)
+
+
+def for_capacity(cycle: Cycle, function: Function, wanted: Claim, spares_overdue: bool = False) -> Victim:
     """Return the worker to stop so that a function gets what it wants (capacity for a worker, or only private memory),
-    or when one may be stopped.
+    or when one may be stopped. `spares_overdue`: of its own tenant it is none with an overdue run.
     """
     victim = idle_for_capacity(cycle, function, wanted)
     if victim.worker is not None:
@@ -129,7 +143,7 @@ def for_capacity(cycle: Cycle, function: Function, wanted: Claim) -> Victim:
     for tenant in _by_share(cycle):
         if tenant.id == mine and function.has_usable_worker:
             continue
-        worker, at = _next_time_slice_end(cycle, tenant, mine == tenant.id)
+        worker, at = _next_time_slice_end(cycle, tenant, mine == tenant.id, spares_overdue)
         if worker is not None and _may_take(cycle, function, wanted, worker, most):
             if at <= cycle.now:
                 return Victim(worker)
@@ -180,11 +194,12 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
     return longest, longest.since + KEPT_FOR_TENANT_S
 
 
-def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worker | None, float]:
+def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool, spares_overdue: bool) -> tuple[Worker | None, float]:
     """Return the worker of a tenant whose time slice ends first, and when it may be stopped or drained.
 
-    `own`: it is the tenant of the function that wants capacity. Of another tenant it may also be a worker that already
-    drains without a time limit, or one whose start lasts longer than the drain timeout.
+    `own`: it is the tenant of the function that wants capacity, and with `spares_overdue` it is no worker with an
+    overdue run. Of another tenant it may also be a worker that already drains without a time limit, or one whose start
+    lasts longer than the drain timeout.
     """
     draining = () if own else (each for each in tenant.draining_without_limit.values() if each.start is None)
     if (leaving := next(iter(draining), None)) is not None:
@@ -193,6 +208,8 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool) -> tuple[Worke
     while ends and ((worker := workers.get(ends[0][1])) is None or not worker.is_serving):
         heappop(ends)
     first = [(at, worker) for at, id_ in ends[:TIME_SLICES_CHECKED] if (worker := workers.get(id_)) is not None]
+    if own and spares_overdue:
+        first = [(at, worker) for at, worker in first if overdue_at(worker) > cycle.now]
     candidates = [(at if own else _taken_at(cycle, worker, at), worker) for at, worker in first if worker.is_serving]
     at, found = min(candidates, key=lambda each: each[0], default=(inf, None))
     if own:
