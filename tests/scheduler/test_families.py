@@ -412,6 +412,43 @@ def test_of_many_waiting_functions_some_try_again_at_the_end_of_a_run_and_all_ar
     assert all(isinstance(answer, Reply) for answer in world.answers.values())
 
 
+def test_where_all_that_try_again_refuse_their_late_requests_others_get_the_slot_at_once(monkeypatch):
+    monkeypatch.setattr(families, "MARKED_MAX", 2)
+    names = [f"f{number}" for number in range(12)]
+    world = family(*names, max_workers=1, slo_ms=100.0, late="refuse", config={"cores": 1})
+    for name in names:
+        world.arrive(name)
+        world.settle()
+    for name in names[:9]:
+        world.arrive(name)
+    world.now = 0.2
+    timely = [world.arrive(name) for name in names[9:]]
+    world.finish()
+    while not world.running:
+        world.ring()
+    assert world.now == 0.2
+    world.settle()
+    assert [type(world.answers[request]) for request in timely] == [Reply] * 3
+
+
+def test_the_function_whose_run_has_ended_is_marked_and_one_to_be_woken_takes_one_place(monkeypatch):
+    monkeypatch.setattr(families, "MARKED_MAX", 2)
+    world = family(*"fghij", config={"cores": 1})
+    for name in "fghij":
+        world.now += 0.001
+        world.arrive(name)
+        world.settle_processes()
+    [one], cycle = world.state.families.values(), world.scheduler.cycle
+    assert list(one.waiting) == ["g@1", "h@1", "i@1", "j@1"]
+    one.waking |= dict.fromkeys(("g@1", "h@1"))
+    families.mark(cycle, one, world.state.functions["j@1"])
+    assert list(cycle.changed) == ["g@1", "h@1", "j@1"]
+    cycle.changed.clear()
+    monkeypatch.setattr(families, "MARKED_MAX", 4)
+    families.mark(cycle, one)
+    assert list(cycle.changed) == ["g@1", "h@1", "i@1", "j@1"]
+
+
 def test_a_worker_far_beyond_its_need_unbinds_some_functions_in_each_step(monkeypatch):
     names = [f"f{number}" for number in range(8)]
     world = family(*names)

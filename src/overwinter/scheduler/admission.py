@@ -165,6 +165,9 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
     if parts:
         begin_run(cycle, send.worker, parts)
         shared_runs.arm_for_overdue_suspects(cycle, send.worker)
+    elif len(function.family.waiting) > 1:
+        # Its requests were refused. The slot stays free, also for functions that `families.mark` has left out.
+        cycle.timers.arm(send.worker.id, cycle.now)
     return True
 
 

@@ -118,10 +118,15 @@ def _scale_out(cycle: Cycle, family: Family, points: Sequence[Point]) -> None:
 
 
 def _worker(cycle: Cycle, worker: Worker) -> None:
-    """Stop an idle worker whose keep-alive is over; kill one that hangs or has drained for too long."""
+    """Stop an idle worker whose keep-alive is over; kill one that hangs or has drained for too long; offer a free slot
+    to more functions.
+    """
     now = cycle.now
     _expire_removed(cycle, worker)
     watch_deadlines(cycle, worker)
+    if worker.has_slot or shared_runs.is_stuck(cycle, worker):
+        # Of those that were asked before, all may have left the slot free, because their requests were refused.
+        families.mark(cycle, worker.family)
     if worker.is_idle:
         _idle(cycle, worker)
         return
@@ -132,8 +137,6 @@ def _worker(cycle: Cycle, worker: Worker) -> None:
                 stop(cycle, worker, kill=True)
                 return
             binding.until = Seconds(now + cycle.config.drain_timeout_s)
-    if shared_runs.is_stuck(cycle, worker):
-        families.mark(cycle, worker.family)
     shared_runs.arm_for_overdue_suspects(cycle, worker)
     at = _must_end_at(cycle, worker)
     if now < at:

@@ -156,14 +156,14 @@ def mark(cycle: Cycle, family: Family, *functions: Function) -> None:
         for each in functions:
             cycle.mark(each)
         return
-    marked = [family.members[id_] for id_ in (*family.waiting, *family.waking)]
+    marked = [family.members[id_] for id_ in family.waiting | family.waking]
     if len(marked) > MARKED_MAX:
         urgency = partial(_urgency, cycle)
         bound = nsmallest(MARKED_MAX, (each for each in marked if each.workers), urgency)
         able = [each for each in marked if not _waits_for_other_events(cycle, each)]
         waking = islice((each for each in able if each.spec.id in family.waking), MARKED_MAX)
-        marked = list(dict.fromkeys([*nsmallest(MARKED_MAX, able, urgency), *bound, *waking]))
-    marked += [each for each in functions if each.spec.id not in family.waiting]
+        marked = [*nsmallest(MARKED_MAX, able, urgency), *bound, *waking]
+    marked = list(dict.fromkeys([*marked, *functions]))
     if len(marked) > 1:
         marked.sort(key=lambda each: _urgency(cycle, each))
     for each in marked:
