@@ -1,7 +1,10 @@
 """Which request gets the next free core: the one due first that can be in time, and no request waits forever."""
 
-from overwinter.core.events import LoadAsked
+from collections.abc import Iterable
+
+from overwinter.core.events import Alarm, LoadAsked
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler import admission
 from overwinter.scheduler.order import INVALID_MAX, LATE_EVERY
 from tests.scheduler.world import World, spec
 
@@ -12,7 +15,7 @@ def profile(run_s: float = RUN_S, cores: int = 1) -> Profile:
     return Profile(weight_bytes=30, macs=1, points=(Point(cores, 5, 1, 1, run_s),), wake_s=0.02)
 
 
-def awake(names: str = "", cores: int = 1, **settings) -> World:
+def awake(names: Iterable[str] = "", cores: int = 1, **settings) -> World:
     """Return a world in which each of these functions has an idle worker."""
     world = World(cores=cores)
     for name in names:
@@ -330,3 +333,37 @@ def test_functions_that_no_longer_wait_do_not_hide_an_urgent_one():
     queue.due[:0] = [(0, 0.0, 0, "gone@1")] * (INVALID_MAX - len(queue.due))
     urgent = world.arrive("short")
     assert [run.requests for run in world.running.values()][1:] == [(urgent,)]
+
+
+def waiting_for_further_workers(count: int) -> tuple[World, list[int]]:
+    """Functions that each run a request, and whose further requests wait while other runs take the last cores."""
+    names = [f"f{number}" for number in range(count)]
+    world = awake([*names, "x"], cores=count + 1, max_workers=2)
+    for name in (*names, "x"):
+        world.arrive(name)
+    further = [world.arrive(name) for name in names for _ in range(2)][::2]
+    assert not world.starting
+    assert not world.state.core_queue.waits
+    return world, further
+
+
+def test_a_core_that_becomes_free_is_used_for_a_further_worker():
+    world, [request] = waiting_for_further_workers(1)
+    world.now += 0.01
+    world.finish_run(list(world.running.values())[-1])
+    world.settle_processes()
+    assert any(request in run.requests for run in world.running.values())
+
+
+def test_of_many_functions_that_could_use_a_further_worker_some_are_asked_in_each_step(monkeypatch):
+    monkeypatch.setattr(admission, "ASKED_MAX", 2)
+    world, _ = waiting_for_further_workers(7)
+    asked: list[str] = []
+    monkeypatch.setattr(admission, "next_want", lambda _, function: asked.append(function.spec.id))
+    counts = []
+    world.scheduler.cycle.cores += 1
+    while world.state.core_queue.for_workers:
+        asked.clear()
+        world.scheduler.handle(Alarm(), world.now)
+        counts.append(len(asked))
+    assert counts == [2, 2, 2, 1]

@@ -10,12 +10,14 @@ worker capacity: workers are drained for several functions at once (capacity.py)
 
 1. Worker capacity, and private memory for binds. The first in the queue also takes the next free core, because a
    function that wants a worker joins this queue only when it may have a core.
-2. Cores, including the operations that may begin beyond the number of cores (order.py).
+2. Cores, including the operations that may begin beyond the number of cores (order.py). If a core is left, functions
+   that got no further worker while all cores were in use are asked again, at most ASKED_MAX in each step.
 3. Bytes of a host store.
 4. Devices of the pool (device_admission.py).
 """
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import assert_never
 
 from overwinter.core.ids import RequestId, Seconds
@@ -44,12 +46,30 @@ from overwinter.scheduler.wants import (
     NeedBlocks,
     UseDevice,
     Want,
+    cores_in_use,
     next_want,
 )
+
+ASKED_MAX = 16
+"""The most functions that a step asks again whether they want a further worker, because a core is free."""
 
 
 def admit(cycle: Cycle) -> None:
     """Assign free resources to wants, in order."""
+    _serve_changed(cycle)
+    waiting = cycle.state.core_queue.for_workers
+    if waiting and cores_in_use(cycle) < cycle.cores:
+        for id_ in list(islice(waiting, ASKED_MAX)):
+            del waiting[id_]
+            cycle.mark(cycle.state.functions[id_])
+        _serve_changed(cycle)
+        if waiting and cores_in_use(cycle) < cycle.cores:
+            # The next step, which follows at once, asks more.
+            cycle.timers.arm("cores", cycle.now)
+
+
+def _serve_changed(cycle: Cycle) -> None:
+    """Serve changed functions, then the queues, until nothing more begins."""
     changed, state = cycle.changed, cycle.state
     continues = True
     while continues:
@@ -100,6 +120,7 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
     want, `has_core`: a core is reserved; `late_first`: late requests go first.
     """
     cycle.current, function.batch_at = function.spec.id, None
+    cycle.state.core_queue.for_workers.pop(function.spec.id, None)
     is_any_device = function.spec.settings.device == "any"
     if is_any_device:
         move_if_unusable(cycle, function)
@@ -109,6 +130,8 @@ def serve(cycle: Cycle, function: Function, has_core: bool = False, late_first: 
         want = next_want(cycle, function)
         if want is None:
             order.leave(cycle, function)
+            if function.queue and cycle.policy.eager and cores_in_use(cycle) >= cycle.cores:
+                cycle.state.core_queue.for_workers[function.spec.id] = None
             break
         if not _begin(cycle, function, want, has_core):
             break

@@ -18,6 +18,10 @@ class CoreQueue(msgspec.Struct):
     """The functions with a late request, the longest waiting first."""
     tenants: dict[TenantId, dict[FunctionId, None]] = msgspec.field(default_factory=dict)
     """The functions of each tenant that waits, the longest waiting first."""
+    for_workers: dict[FunctionId, None] = msgspec.field(default_factory=dict)
+    """Functions whose requests wait for a slot, and that got no further worker while all cores were in use: they are
+    asked again when one is free, after the functions that wait for it.
+    """
     number: int = 0
     """The number of the last function that joined `timely`."""
     assigned: int = 0

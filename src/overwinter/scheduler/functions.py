@@ -97,6 +97,7 @@ def forget(cycle: Cycle, function: Function, reason: str = "") -> None:
     del state.tenant(spec.tenant).functions[id_]
     function.removed = cycle.ahead_due = True
     state.pool.waiting_for_workers.leave(function)
+    state.core_queue.for_workers.pop(id_, None)
     if function.pool is not None:
         state.pool.forget(function)
     if state.pool.with_answers.pop(id_, None) is not None:

@@ -9,7 +9,7 @@ from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.limits import why_never_fits
 from overwinter.scheduler.retention import EVICTION_PAUSE_S
 from overwinter.scheduler.state import Function, State
-from overwinter.scheduler.wants import wants_capacity
+from overwinter.scheduler.wants import cores_in_use, wants_capacity
 
 
 def check(cycle: Cycle) -> None:
@@ -66,6 +66,8 @@ def _check_cores(cycle: Cycle) -> None:
     one urgent run and one of each tenant.
     """
     state, cores = cycle.state, cycle.resources.cores
+    if state.core_queue.for_workers and cores_in_use(cycle) < cycle.cores:
+        assert cycle.timers.at("cores") is not None, "functions were not asked for a further worker, but a core is free"
     waiting = [state.functions[id_] for id_ in (*state.core_queue.timely, *state.core_queue.late)]
     of_tenants = {id_: tenant for tenant, own in state.core_queue.tenants.items() for id_ in own}
     assert of_tenants == {each.spec.id: each.spec.tenant for each in waiting}, "wrong tenants wait for cores"

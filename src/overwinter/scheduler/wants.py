@@ -144,7 +144,7 @@ def needs_worker(cycle: Cycle, function: Function) -> bool:
             ready.append(worker)
     if not ready:
         return True
-    if not cycle.policy.eager or _cores_in_use(cycle) >= cycle.cores:
+    if not cycle.policy.eager or cores_in_use(cycle) >= cycle.cores:
         return False
     if any(worker.has_slot for worker in ready):
         return False
@@ -191,7 +191,10 @@ def _is_unavailable(cycle: Cycle, worker: Worker) -> bool:
     return drains_without_limit or shared_runs.is_stuck(cycle, worker)
 
 
-def _cores_in_use(cycle: Cycle) -> int:
+def cores_in_use(cycle: Cycle) -> int:
+    """The cores that count for a further worker: those of all workers under the policies that reserve cores, otherwise
+    those of the operations in progress.
+    """
     resources = cycle.resources
     return resources.reserved.taken if cycle.policy.reserves else resources.load.taken
 
