@@ -56,6 +56,54 @@ def test_a_request_whose_blocks_vanish_twice_is_answered():
     assert isinstance(world.answers[request], Reply)
 
 
+def running_in_workers(count: int) -> tuple[World, list[int]]:
+    world = World(cores=8)
+    for name in "fg":
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 1)), family="pair", max_workers=count))
+    requests = []
+    for _ in range(count):
+        requests.append(world.arrive())
+        world.settle_processes()
+    assert len(world.running) == count
+    return world, requests
+
+
+@pytest.mark.parametrize("loaded_after", [1, 2, 3])
+def test_a_block_that_several_workers_miss_is_no_repeated_failure(loaded_after):
+    world, requests = running_in_workers(3)
+    for number, worker in enumerate((1, 2, 3)):
+        if number == loaded_after:
+            world.load_blocks()
+        world.die(worker, lost_blocks=True)
+    function = world.state.functions["f@1"]
+    assert (function.failures, function.backoff_until, function.runs_at_death) == (0, 0.0, None)
+    world.settle()
+    assert [type(world.answers[request]) for request in requests] == [Reply] * 3
+
+
+def test_a_block_that_a_run_and_a_bind_miss_excludes_the_function_from_no_worker():
+    world = World(cores=8)
+    for name in "fg":
+        world.deploy(spec(name, blobs=(("shared", 10), (name, 1)), family="pair", max_workers=2, timeout_s=100.0))
+    for _ in range(2):
+        world.arrive("g")
+        world.settle_processes()
+    for _ in range(2):
+        world.finish()
+        world.arrive()
+        if world.loads:
+            world.load_blocks()
+            world.bind()
+    [bind] = world.binding
+    world.die(next(iter(world.running.values())).worker, lost_blocks=True)
+    world.fail_bind(lost_blocks=True)
+    assert not world.state.workers[bind.worker].failed_binds
+    world.load_blocks()
+    assert [each.worker for each in world.binding] == [bind.worker]
+    world.fail_bind(lost_blocks=True)
+    assert world.state.workers[bind.worker].failed_binds == {"f@1"}
+
+
 @pytest.mark.parametrize("before", [0, 10])
 def test_a_tmpfs_that_was_full_is_used_when_it_has_room(before):
     world = World(host_bytes=before)

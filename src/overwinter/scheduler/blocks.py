@@ -59,6 +59,16 @@ def release(cycle: Cycle, function: Function) -> None:
     drop_unused(cycle, function.sizes, function.spec.store)
 
 
+def lose(cycle: Cycle, function: Function) -> bool:
+    """Release the function's blocks because a worker missed some, so that all are loaded again. Return whether they
+    were missing twice in a row: several workers may miss the same block, the others after the release.
+    """
+    twice, function.lost_blocks = function.lost_blocks and function.loaded, True
+    if function.loaded:
+        release(cycle, function)
+    return twice
+
+
 def evict_blocks_of(cycle: Cycle, function: Function, why: str) -> None:
     """Release the function's blocks for the reason given: from now on its owner is not billed for them."""
     cycle.actions.append(Evict(function.spec.id, why))

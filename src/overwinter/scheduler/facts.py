@@ -54,7 +54,7 @@ from overwinter.scheduler import (
 )
 from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
 from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done, was_unloaded
-from overwinter.scheduler.blocks import begin_load, drop_unused, end_load, missing_bytes, release
+from overwinter.scheduler.blocks import begin_load, drop_unused, end_load, lose, missing_bytes, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
 from overwinter.scheduler.operations import begin_time_slice, drain, end_run, end_start, smoothed, stop
@@ -296,7 +296,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
     """Record a failed bind. Lost blocks are loaded again. The worker gets no further bind of the function, unless
-    blocks were lost for the first time.
+    blocks were lost, and not twice in a row.
     """
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
@@ -304,11 +304,7 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
         return
     function = binding.function
     forget(worker, function)
-    if event.lost_blocks and function.loaded:
-        release(cycle, function)
-    if event.lost_blocks and not function.lost_blocks:
-        function.lost_blocks = True
-    else:
+    if not event.lost_blocks or lose(cycle, function):
         worker.failed_binds.add(event.function)
     if not function.removed:
         cycle.current = function.spec.id

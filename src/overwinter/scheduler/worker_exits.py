@@ -1,8 +1,8 @@
 """Handles the death of a worker: for its requests, and for its functions.
 
 Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. Unless the worker was asked
-to stop, or blocks were missing for the first time, the functions whose runs or binds were in progress back off for a
-while, because one of them may be at fault; if none was in progress, all functions in the worker do. A function whose
+to stop, or blocks were missing, but not twice in a row, the functions whose runs or binds were in progress back off for
+a while, because one of them may be at fault; if none was in progress, all functions in the worker do. A function whose
 workers die or hang twice within some runs gets a separate family from then on.
 """
 
@@ -11,7 +11,7 @@ from overwinter.scheduler import families, functions
 from overwinter.scheduler.answers import refuse, refuse_unloaded
 from overwinter.scheduler.backoff import may_retry
 from overwinter.scheduler.binding import stop_using, was_unloaded
-from overwinter.scheduler.blocks import release
+from overwinter.scheduler.blocks import lose
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operations import end_worker
 from overwinter.scheduler.policies import queueing
@@ -52,11 +52,10 @@ def _lose_worker(
     cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_binding: bool, may_be_at_fault: bool
 ) -> None:
     """Handle the death of a worker for one of its functions."""
-    if event.lost_blocks and function.loaded:
-        release(cycle, function)
-    # Missing blocks do not count as a failure, unless it happens twice in a row. Callers that wait for a deploy or a
-    # load keep waiting.
-    spared = event.lost_blocks and not function.lost_blocks
+    # Missing blocks do not count as a failure, unless it happens twice in a row; a worker that was ready has not used
+    # blocks that were loaded again. Callers that wait for a deploy or a load keep waiting.
+    twice = event.lost_blocks and lose(cycle, function) and was_binding
+    spared = event.lost_blocks and not twice
     function.lost_blocks = event.lost_blocks
     if worker.runs or not spared:
         _retry(cycle, function, worker, event, never_bound=was_binding and not function.is_ready)
