@@ -135,6 +135,39 @@ def test_a_bind_that_ends_in_a_worker_that_the_function_leaves_answers_no_load()
     assert world.alive != {old}
 
 
+def test_a_load_is_not_answered_by_a_bind_in_a_worker_that_gets_no_more_work():
+    world = World(cores=4)
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 10),), family="pair", concurrency=2, max_workers=2))
+    world.arrive("g")
+    world.settle_processes()
+    [old] = world.alive
+    world.send(LoadAsked("f@1"))
+    world.load_blocks()
+    world.send(Demoted(old))
+    world.bind()
+    assert ended_loads(world) == []
+    world.settle_processes()
+    assert ended_loads(world) == [None]
+    assert world.state.functions["f@1"].is_ready
+
+
+def test_a_load_is_not_answered_by_the_start_of_a_worker_that_is_stopped_for_the_bytes_of_its_function():
+    world = World(cores=4, host_bytes=35)
+    for name in "fg":
+        world.deploy(spec(name, blobs=((name, 30),), timeout_s=100.0))
+    world.arrive("f")
+    world.load_blocks()
+    world.arrive("g")
+    while world.state.releasing is None:
+        world.ring()
+    world.send(LoadAsked("f@1"))
+    world.ready()
+    assert ended_loads(world) == []
+    world.calm()
+    assert ended_loads(world) == [None]
+
+
 def test_requests_do_not_wait_for_the_old_worker_if_the_new_one_dies():
     world = World(cores=2)
     old, _ = reloaded(world, timeout_s=DAY_S)

@@ -53,7 +53,7 @@ from overwinter.scheduler import (
     worker_exits,
 )
 from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
-from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done, was_unloaded
+from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
 from overwinter.scheduler.blocks import begin_load, drop_unused, end_load, lose, missing_bytes, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
@@ -266,7 +266,7 @@ def _worker_ready(cycle: Cycle, id_: WorkerId) -> None:
     cycle.current, function.lost_blocks = function.spec.id, False
     if worker.drain is None:
         begin_time_slice(cycle, worker, function)
-    if function.wants_wake:
+    if function.on_trial or (function.awaited and function.is_ready):
         functions.prove(cycle, function)
     # The core of its start is still reserved, unless the start was overdue and lost it.
     cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
@@ -287,7 +287,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
         unbind_if_done(cycle, worker, binding)
     else:
         cycle.current = function.spec.id
-        if function.awaited and not was_unloaded(worker, function):
+        if function.awaited and function.is_ready:
             functions.prove(cycle, function)
         cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
     _follow_up(cycle, worker, function)
