@@ -242,3 +242,16 @@ def test_a_check_of_the_rate_wakes_no_function_that_falls_asleep(policy):
     assert not [action for action in world.log if isinstance(action, StartWorker)]
     world.settle()
     assert not world.alive
+
+
+def test_where_too_few_concurrent_runs_are_left_for_one_configuration_a_smaller_one_starts():
+    points = (Point(1, 10, 1, 1, 0.1), Point(1, 11, 1, 4, 0.11))
+    world = World(cores=4, runs_max=5)
+    world.deploy(spec("busy", concurrency=2, has_handler=True))
+    world.deploy(spec(profile=Profile(weight_bytes=30, macs=100, points=points), concurrency=4, max_workers=4))
+    world.arrive("busy")
+    world.settle_processes()
+    for _ in range(12):
+        world.arrive()
+    world.settle_processes()
+    assert [worker.point.concurrency for worker in world.state.workers.values()] == [2, 1, 1, 1]

@@ -147,6 +147,7 @@ def _low_rate_configuration(cycle: Cycle, function: Function) -> Configuration:
             free_cores=cycle.cores,
             free_workers=min(function.family.max_workers, cycle.workers_max),
             free_bytes=inf if config.memory_bytes is None else config.memory_bytes,
+            free_runs=inf if config.runs_max is None else config.runs_max,
         )
         scaled = cycle.scaler(given)
         report_slo_infeasible(cycle, function, scaled.slo_infeasible)
@@ -210,6 +211,7 @@ def _scaling_input(cycle: Cycle, function: Function, rate: float) -> ScalingInpu
         free_cores=max(0, free_cores),
         free_workers=max(0, min(family.max_workers, cycle.workers_max) - len(family.workers)),
         free_bytes=resources.memory.free,
+        free_runs=resources.runs.free,
         weight_bytes=latency.weight_bytes,
         macs=latency.macs,
         shared=policy.shares,

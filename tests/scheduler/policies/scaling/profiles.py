@@ -76,6 +76,7 @@ def scaling_inputs(draw, bounded=None):
         free_cores=float(draw(st.integers(0, 12))) if few else 1000.0,
         free_workers=draw(st.integers(0, 8)) if few else 1000,
         free_bytes=draw(st.floats(0, 3000)) * MIB if few else math.inf,
+        free_runs=draw(st.integers(0, 16)) if few else math.inf,
         shared=draw(st.booleans()),
         gamma=draw(st.sampled_from([0.0, 50.0 * MIB])),
     )
@@ -97,4 +98,5 @@ def done(asked: ScalingInput, said: Scaled) -> ScalingInput:
         free_cores=asked.free_cores + sum(sign * each.point.cores for sign, each in change),
         free_workers=asked.free_workers + sum(sign for sign, _ in change),
         free_bytes=asked.free_bytes + sum(sign * asked.memory(each.point) for sign, each in change),
+        free_runs=asked.free_runs + sum(sign * each.point.concurrency for sign, each in change),
     )

@@ -57,6 +57,7 @@ def test_what_starts_has_room(name, asked):
     assert left.free_cores >= 0 or left.free_cores >= asked.free_cores
     assert left.free_workers >= 0
     assert left.free_bytes >= -1 or left.free_bytes >= asked.free_bytes
+    assert left.free_runs >= 0 or left.free_runs >= asked.free_runs
 
 
 @each_scaler
@@ -184,9 +185,10 @@ anything = st.builds(
     cores=st.floats(0, math.inf),
     workers=st.integers(0, 50),
     nbytes=st.floats(0, math.inf),
+    runs=st.just(math.inf) | st.integers(0, 50),
     macs=st.integers(0, 10**13),
 )
-def test_any_numbers_end_in_a_decision(name, rate, slo_s, points, standing, cores, workers, nbytes, macs):
+def test_any_numbers_end_in_a_decision(name, rate, slo_s, points, standing, cores, workers, nbytes, runs, macs):
     asked = scaling_input(
         rate,
         points,
@@ -195,6 +197,7 @@ def test_any_numbers_end_in_a_decision(name, rate, slo_s, points, standing, core
         free_cores=cores,
         free_workers=workers,
         free_bytes=nbytes,
+        free_runs=runs,
         macs=macs,
         weight_bytes=macs // 1000,
     )

@@ -98,6 +98,8 @@ def _rows(points: Sequence[Point], limits: Limits) -> list[tuple[list[float], fl
         rows.append(([point.cores / limits.cores for point in points], 0.0, 1.0))
     if limits.nbytes < math.inf:
         rows.append(([(point.memory_bytes + limits.copy_bytes) / limits.nbytes for point in points], 0.0, 1.0))
+    if limits.runs < math.inf:
+        rows.append(([point.concurrency / limits.runs for point in points], 0.0, 1.0))
     return rows
 
 

@@ -1,6 +1,7 @@
 """The input and the output of a scaler for one family."""
 
 from collections.abc import Callable
+from math import inf
 
 import msgspec
 
@@ -36,6 +37,8 @@ class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     """
     free_bytes: float
     """The memory for further workers; infinite without a limit."""
+    free_runs: float = inf
+    """The concurrent runs that further workers may have together; infinite without a limit."""
     weight_bytes: int
     macs: int
     """The multiply-accumulates of one request."""

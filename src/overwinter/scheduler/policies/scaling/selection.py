@@ -39,17 +39,21 @@ class Limits(msgspec.Struct, frozen=True):
     nbytes: float = math.inf
     copy_bytes: int = 0
     """The bytes of the weights if each worker has its own copy of them; otherwise 0."""
+    runs: float = math.inf
+    """The concurrent runs of all of them."""
 
     def workers_that_fit(self, point: Point) -> int:
         """Return how many workers of this configuration the limits allow."""
         by_cores = _whole(self.cores, point.cores)
         by_bytes = _whole(self.nbytes, point.memory_bytes + self.copy_bytes)
-        return max(0, min(self.workers, by_cores, by_bytes))
+        by_runs = _whole(self.runs, point.concurrency)
+        return max(0, min(self.workers, by_cores, by_bytes, by_runs))
 
     def less(self, point: Point, count: int) -> "Limits":
         """Return the remaining limits after this many workers."""
         nbytes = self.nbytes - count * (point.memory_bytes + self.copy_bytes)
-        return Limits(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes)
+        runs = self.runs - count * point.concurrency
+        return Limits(self.cores - count * point.cores, self.workers - count, nbytes, self.copy_bytes, runs)
 
 
 BOUNDLESS = Limits()
@@ -58,7 +62,8 @@ BOUNDLESS = Limits()
 def limits_of(given: ScalingInput) -> Limits:
     """The limits of the free resources."""
     copy = 0 if given.shared else given.weight_bytes
-    return Limits(given.free_cores, min(given.free_workers, MOST_WORKERS), given.free_bytes, copy)
+    workers = min(given.free_workers, MOST_WORKERS)
+    return Limits(given.free_cores, workers, given.free_bytes, copy, given.free_runs)
 
 
 def usable(point: Point) -> bool:
