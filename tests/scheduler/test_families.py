@@ -118,6 +118,22 @@ def test_an_idle_worker_is_stopped_for_one_of_its_family_that_came_after_it():
     assert [start.function for start in of(StartWorker, world.log)] == ["f@1", "g@1"]
 
 
+def test_requests_that_wait_for_a_bind_needed_one_only_if_it_succeeds():
+    world = family("f", "g")
+    requests = [world.arrive("g")]
+    world.load_blocks(added=0)
+    requests.append(world.arrive("g"))
+    world.bind()
+    world.settle()
+    assert [world.answers[request].start for request in requests] == ["bound", "bound"]
+    world = family("f", "g")
+    request = world.arrive("g")
+    world.load_blocks(added=0)
+    world.fail_bind()
+    world.settle()
+    assert world.answers[request].start == "host"
+
+
 def test_a_bind_that_fails_is_not_tried_again_there_and_a_worker_is_forked():
     world = family("f", "g")
     request = world.arrive("g")

@@ -147,9 +147,6 @@ def begin_bind(cycle: Cycle, function: Function, worker: Worker) -> None:
     # The function is in use again. If its time slice in the host store is over, it may be drained for functions that
     # wait for bytes.
     cycle.bytes_changed = True
-    for request in function.queue:
-        if cycle.state.requests[request].start == "host":
-            cycle.state.requests[request].start = "bound"
     cycle.actions.append(Bind(worker.id, id_, operation))
     cycle.explain(function, "bind", _why(function, worker))
     if replaced is not None:
@@ -180,6 +177,13 @@ def observe(function: Function, seconds: float) -> None:
     """Update the estimate of a bind's time."""
     family = function.family
     family.bind_s += SMOOTHING * (seconds - family.bind_s)
+
+
+def record_bind(cycle: Cycle, function: Function) -> None:
+    """Record in the waiting requests that a bind was what they needed, unless their blocks came from disk."""
+    for id_ in function.queue:
+        if cycle.state.requests[id_].start == "host":
+            cycle.state.requests[id_].start = "bound"
 
 
 def stop_using(

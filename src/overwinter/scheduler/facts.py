@@ -53,7 +53,7 @@ from overwinter.scheduler import (
     worker_exits,
 )
 from overwinter.scheduler.answers import close_request, open_request, refuse, why_unloaded
-from overwinter.scheduler.binding import end_bind, forget, observe, unbind_if_done
+from overwinter.scheduler.binding import end_bind, forget, observe, record_bind, unbind_if_done
 from overwinter.scheduler.blocks import begin_load, drop_unused, end_load, lose, missing_bytes, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.operation import Part
@@ -287,8 +287,10 @@ def _bound(cycle: Cycle, event: Bound) -> None:
         unbind_if_done(cycle, worker, binding)
     else:
         cycle.current = function.spec.id
-        if function.awaited and function.is_ready:
-            functions.prove(cycle, function)
+        if function.is_ready:
+            record_bind(cycle, function)
+            if function.awaited:
+                functions.prove(cycle, function)
         cycle.mark(function, has_core=worker.point.run_cores == 1 and cycle.resources.cores.fits(1))
     _follow_up(cycle, worker, function)
     _mark_others(cycle, worker, function)
