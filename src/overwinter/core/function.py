@@ -66,7 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     late: Literal["serve", "refuse"] = "serve"
     """What happens to a request that can no longer meet the SLO: `serve` answers it, usually after those that can be in
     time; `refuse` refuses it before a run, so that later requests can meet theirs. Where even a request that had just
-    arrived would be late, the newest are still answered. Workers answer all if no configuration meets the SLO.
+    arrived would be late, or a cold start took longer than the SLO, the newest are still answered. Workers answer all
+    if no configuration meets the SLO.
     """
     pinned: bool = False
     """Whether its blocks stay in the host store while it is deployed and loaded."""

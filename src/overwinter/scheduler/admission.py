@@ -20,10 +20,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import assert_never
 
-from overwinter.core.ids import RequestId, Seconds
+from overwinter.core.ids import Seconds
 from overwinter.core.profile import Point
-from overwinter.scheduler import ahead, capacity, device_admission, order, retention, shared_runs, victims
-from overwinter.scheduler.answers import refuse
+from overwinter.scheduler import ahead, capacity, device_admission, order, retention, shared_runs, shedding, victims
 from overwinter.scheduler.any_device import move_to_devices, move_to_worker
 from overwinter.scheduler.binding import begin_bind, best_fit, claim_of_queued, could_fit
 from overwinter.scheduler.blocks import begin_load, missing_bytes
@@ -33,9 +32,7 @@ from overwinter.scheduler.functions import give_up
 from overwinter.scheduler.ledger import Claim
 from overwinter.scheduler.limits import why_never_fits, why_never_runs
 from overwinter.scheduler.operations import begin_run, begin_start
-from overwinter.scheduler.policies import queueing
 from overwinter.scheduler.policies.batching import Send, Wait
-from overwinter.scheduler.policy_failures import expected_s
 from overwinter.scheduler.sizing import points_to_start
 from overwinter.scheduler.state import Function, Worker
 from overwinter.scheduler.wants import (
@@ -183,7 +180,7 @@ def _run(cycle: Cycle, function: Function, send: Send, has_core: bool) -> bool:
         return False
     order.leave(cycle, function)
     if send.late and function.spec.settings.late == "refuse" and not function.family.slo_infeasible:
-        _shed(cycle, function, send)
+        shedding.shed(cycle, function, send)
     parts = shared_runs.take(cycle, function, send)
     if parts:
         begin_run(cycle, send.worker, parts)
@@ -233,35 +230,6 @@ def _assign_cores(cycle: Cycle) -> None:
         order.leave(cycle, function)
         serve(cycle, function, True, late_first)
     cycle.cores_changed = False
-
-
-def _shed(cycle: Cycle, function: Function, send: Send) -> None:
-    """Refuse requests that can no longer meet their SLO, so that others can (AsyFunc, alg. 3, lines 16-18).
-
-    If all are late, some are still answered where otherwise none would ever be: by a new worker if a wake and a run
-    take longer than the SLO; those whose due time has not passed if a run alone takes longer, because only further runs
-    can correct its expected time.
-    """
-    state, worker = cycle.state, send.worker
-    slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
-    # Without requests of other functions that join: joining must not make a request too late.
-    latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
-    too_late = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
-    is_new = worker.is_idle and worker.since == worker.ready_at
-    run_s = expected_s(state, function, worker.point, 1) or 0.0
-    if len(too_late) == len(function.queue):
-        served: list[RequestId] = []
-        if is_new and function.latency.wake_s + run_s > slo_s:
-            served = too_late
-        elif run_s > slo_s:
-            served = [id_ for id_ in too_late if cycle.now - state.requests[id_].arrived < slo_s]
-        too_late = queueing.without_newest(too_late, served, send.count, state.requests)
-    if too_late:
-        cycle.explain(function, "shed", f"{len(too_late)} requests could no longer meet their SLO")
-    queueing.remove_all(function.queue, too_late)
-    for id_ in too_late:
-        message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
-        refuse(cycle, id_, "OverloadedError", message, cycle.config.retry_after_min_s)
 
 
 # Worker capacity

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Refuse, Reply, Run
+from overwinter.core.events import LoadAsked, MemoryPressure
 from overwinter.core.profile import Point, Profile
 from overwinter.scheduler.operation import Operation
 from overwinter.scheduler.policies.batching import RULES, Send, Wait, Waiting, adaptive, greedy, timeout
@@ -116,11 +117,13 @@ def test_a_waiting_batch_is_sent_by_its_timer_at_the_latest():
 
 
 def late(world: World) -> list[str]:
+    """Let three requests wait for their batch in an idle worker until they are late."""
+    world.send(LoadAsked("f@1"))
+    world.settle_processes()
     for _ in range(3):
         world.arrive()
     world.now += 0.95
-    world.load_blocks()
-    world.ready()
+    world.ring()
     return [type(world.answers.get(id_)).__name__ for id_ in (1, 2, 3)]
 
 
@@ -206,6 +209,36 @@ def test_a_function_that_refuses_late_requests_answers_one_after_each_wake():
         answers = [type(world.answers[request]) for request in requests]
         assert answers == [Refuse, Refuse, Reply]
         assert world.answers[requests[0]].error == "OverloadedError"
+
+
+@pytest.mark.parametrize(("load_s", "start_s", "bound"), [(0.0, 0.3, False), (0.3, 0.03, False), (0.3, 0.03, True)])
+def test_a_function_that_starts_cold_each_time_answers_each_time(load_s, start_s, bound):
+    """Its start or load takes longer than the SLO, although its expected wake takes 30 ms."""
+    world = World(cores=2)
+    for name in "fg":
+        settings = {"keep_alive_s": 0.0} if name == "f" and not bound else {}
+        made = spec(name, 1, (("shared", 10), (name, 1)), family="pair", slo_ms=200, late="refuse", **settings)
+        world.deploy(made)
+    for _ in range(4):
+        if bound:
+            world.arrive("g")
+            world.settle()
+        request = world.arrive()
+        while world.loads:
+            world.now += load_s
+            world.load_blocks()
+        if world.starting:
+            world.now += start_s
+            world.ready()
+        world.settle()
+        assert isinstance(world.answers[request], Reply)
+        world.now += 100.0
+        for _ in range(2 if load_s else 0):
+            world.send(MemoryPressure(1 << 40))
+            world.settle()
+        while world.alarm is not None and world.alarm <= world.now:
+            world.ring()
+            world.settle()
 
 
 def test_a_slow_run_does_not_make_a_function_that_refuses_late_requests_refuse_all_later_ones():
