@@ -6,6 +6,7 @@ from overwinter.core.actions import LoadBlocks, StartWorker, StopWorker
 from overwinter.core.events import MemoryMeasured, Profiled
 from overwinter.core.policies import POLICIES
 from overwinter.core.profile import Point, Profile
+from overwinter.scheduler import families
 from overwinter.scheduler.operations import UNKNOWN_S
 from tests.scheduler.world import World, spec
 
@@ -190,6 +191,22 @@ def test_no_more_workers_with_overdue_runs_are_drained_than_needed():
     world.arrive("q")
     world.settle_processes()
     assert len([worker for worker in world.state.workers.values() if worker.drain]) == 1
+
+
+def test_more_workers_drain_for_a_waiting_function_whose_configuration_has_become_larger():
+    world = World(cores=8, memory_bytes=40)
+    for name in "abf":
+        world.deploy(spec(name, blobs=((name, 10),), profile=profile(20), timeout_s=60.0))
+    for name in "abf":
+        world.arrive(name)
+        world.settle_processes()
+    while not any(worker.drain for worker in world.state.workers.values()):
+        world.ring()
+    assert world.state.workers[2].drain is None
+    larger = spec("f", profile=profile(40))
+    families.use_profile(world.scheduler.cycle, world.state.functions["f@1"].family, larger)
+    world.arrive("f")
+    assert world.state.workers[2].drain is not None
 
 
 def test_several_idle_workers_are_stopped_for_one_large_worker():

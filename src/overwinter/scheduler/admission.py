@@ -255,9 +255,13 @@ def _wait_for_capacity(cycle: Cycle, function: Function, starts: Point | None, l
     were stopped. Otherwise the function joins no queue, so that no other function waits behind it. It is asked again
     when a run in a worker of its family ends.
     """
+    before = function.point_to_start, function.lacks_memory
     function.point_to_start, function.lacks_memory = starts, lacks_memory
     if could_fit(cycle, function):
         order.join(cycle, function, "capacity")
+        if before != (starts, lacks_memory):
+            # Other workers may be stopped for another claim.
+            cycle.capacity_changed = True
         return
     order.leave(cycle, function)
     function.point_to_start, function.lacks_memory = None, False
