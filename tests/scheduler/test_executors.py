@@ -147,6 +147,22 @@ def test_blocks_that_vanish_again_after_a_run_do_not_count_either():
     assert all(isinstance(each, Reply) for each in list(world.answers.values())[:2])
 
 
+def test_a_block_that_several_executors_miss_is_no_repeated_failure():
+    world = World(devices=tuple(map(device, range(3))))
+    world.deploy(pooled(max_batch=1))
+    requests = []
+    for _ in range(3):
+        requests.append(world.arrive("f"))
+        world.settle_processes()
+    assert len(world.devices.running) == 3
+    for executor in sorted(world.devices.executors):
+        world.die(executor, lost_blocks=True)
+    function = world.state.functions["f@1"]
+    assert (function.failures, function.backoff_until) == (0, 0.0)
+    world.calm()
+    assert all(isinstance(world.answers[each], Reply) for each in requests)
+
+
 def test_functions_that_shared_the_run_of_an_executor_that_died_have_not_failed():
     world = world_of(variant("f"), variant("g"))
     waiting = arrive_during_a_run(world, "f", "g")

@@ -94,15 +94,15 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
         return
     preparing = executor.preparing
     if preparing is not None:
+        spared = _spare(preparing.function, event)
         if event.lost_blocks:
             _lose_blocks(cycle, preparing.function, operation)
-        spared = _spare(preparing.function, event)
         device_ahead.preparation_failed(cycle, preparing.function, operation, spared)
         return
     if operation is not None and not operation.parts:
+        spared = _spare(operation.function, event)
         if event.lost_blocks:
             _lose_blocks(cycle, operation.function, None)
-        spared = _spare(operation.function, event)
         device_ahead.preparation_failed(cycle, operation.function, None, spared)
         return
     _failed(cycle, device, executor.owner, None if operation is None else operation.function, event.reason)
@@ -112,8 +112,10 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
 
 
 def _spare(function: Function, event: WorkerExited) -> bool:
-    """Record whether a block was missing. Return whether that excuses the exit: not if it happens twice in a row."""
-    spared = event.lost_blocks and not function.lost_blocks
+    """Record whether a block was missing, before the function's blocks are released. Return whether that excuses the
+    exit: not if it happens twice in a row. Several executors may miss the same block, the others after the release.
+    """
+    spared = event.lost_blocks and not (function.lost_blocks and function.loaded)
     function.lost_blocks = event.lost_blocks
     return spared
 
@@ -257,9 +259,9 @@ def _retry(cycle: Cycle, operation: Operation, event: WorkerExited) -> None:
 
 def _retry_part(cycle: Cycle, operation: Operation, part: Part, event: WorkerExited) -> None:
     function = part.function
+    spared = _spare(function, event)
     if event.lost_blocks and function.loaded:
         release(cycle, function)
-    spared = _spare(function, event)
     _try_again(cycle, part, event.error, event.reason)
     if not (spared and len(operation.parts) == 1):
         _count_failure(cycle, operation, function, event.error, event.reason)
