@@ -33,7 +33,9 @@ DELAY_MAX_S = 30.0
 IDLE_MAX_S = 30.0
 """A connection unused for this long is not used again, because the node may be about to close it."""
 CROSSED_MAX_S = 1.0
-"""A connection that closes this soon after it was used again was closed before the node can have read the request."""
+"""A reused connection that closes this soon after the request, without a byte of an answer, is assumed to have been
+closed before the node read the request.
+"""
 
 
 class Target(msgspec.Struct, frozen=True):

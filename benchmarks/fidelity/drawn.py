@@ -172,7 +172,8 @@ def _inputs(module: Any) -> Iterator[dict[str, Field]]:
     text = {name: field for name, field in possible.items() if name.endswith(("input_ids", "attention_mask"))}
     main = {name: field for name, field in possible.items() if name == getattr(module, "main_input_name", "")}
     if not possible:
-        raise CannotBuildError(f"it takes {', '.join(list(taken)[:3])}, which are not made here")
+        names = ", ".join(sorted({*taken} - {"kwargs"})[:3])
+        raise CannotBuildError(f"the benchmark can make none of the inputs of its `forward`: {names}")
     yield from (chosen for chosen in (text, main, possible) if chosen)
 
 

@@ -140,3 +140,9 @@ def test_a_handler_may_list_no_inputs():
 def test_a_list_of_a_handler_that_is_no_list_of_literals_is_refused(listed):
     with pytest.raises(HandlerError, match="INPUTS of the handler"):
         packed_with(f"INPUTS = {listed}")
+
+
+@pytest.mark.parametrize("listed", ["[" + "1+" * 20_000 + "1]", "-" * 100_000 + "1"])
+def test_a_handler_that_python_cannot_parse_is_refused(listed):
+    with pytest.raises(HandlerError, match="not valid Python"):
+        packed_with(f"INPUTS = {listed}")

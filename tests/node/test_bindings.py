@@ -48,6 +48,10 @@ def functions():
     ]
 
 
+def stored(addresses, store=SHARED) -> frozenset[tuple[str, str]]:
+    return frozenset((store, address) for address in addresses)
+
+
 def mapped() -> set[int]:
     """Return the inodes of the mapped blocks."""
     with open("/proc/self/maps") as maps:
@@ -110,14 +114,14 @@ def test_a_block_whose_file_was_dropped_is_handed_over_again(functions):
     node.answered(first.id)
     shared = {address for address, _ in first.bind_message().blocks} & set(second.files())
     before = node.lacking(second.bind_message(), SHARED)
-    node.mark_dropped(SHARED, shared)
+    node.mark_dropped(stored(shared))
     asked = second.bind_message()
     assert {asked.blocks[number][0] for number in set(node.lacking(asked, SHARED)) - set(before)} == shared
     node.begin(second, asked, lambda failure: None)
     node.answered(second.id)
     bind = third.bind_message()
     assert not {bind.blocks[number][0] for number in node.lacking(bind, SHARED)} & shared
-    node.mark_dropped(SHARED, shared)
+    node.mark_dropped(stored(shared))
     node.end(first.id)
     node.end(second.id)
     node.begin(first, first.bind_message(), lambda failure: None)
@@ -132,9 +136,9 @@ def test_each_host_store_has_its_own_files_of_a_block(functions):
     assert node.lacking(bind, SHARED) == []
     assert node.lacking(bind, StoreName("ada")) == every
     addresses = frozenset(address for address, _ in bind.blocks)
-    node.mark_dropped(StoreName("ada"), addresses)
+    node.mark_dropped(stored(addresses, StoreName("ada")))
     assert node.lacking(bind, SHARED) == []
-    node.mark_dropped(SHARED, addresses)
+    node.mark_dropped(stored(addresses))
     assert node.lacking(bind, SHARED) == every
 
 
@@ -173,7 +177,7 @@ def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, or
         elif order == "run":
             assert family.runner(name) is None
         elif order == "drop":
-            node.mark_dropped(SHARED, frozenset(function.deployed.files()))
+            node.mark_dropped(stored(function.deployed.files()))
             dropped.update(function.deployed.files())
         held = {address for other in bound for address, _ in functions[other].deployed.bind_message().blocks}
         dropped &= held
@@ -198,7 +202,7 @@ def test_the_former_file_of_a_block_belongs_to_those_that_were_bound_before(func
         with path.open() as file:
             node.begin_first(function, bind, [file.fileno()])
         node.answered(function.id)
-        node.mark_dropped(SHARED, frozenset(bind.blocks[0][:1]))
+        node.mark_dropped(stored(bind.blocks[0][:1]))
     assert node.inodes == {path.stat().st_ino for path in paths}
     node.end(first.id)
     assert node.inodes == {paths[1].stat().st_ino}

@@ -155,7 +155,7 @@ def test_a_client_that_disconnects_ends_the_measurement_and_its_results_are_kept
         client.profile("mlp", progress=leave)
     node.wait_for("Profiled")
     assert 2 <= len(own.known_profile("mlp").points) < 20
-    assert answer(node) == (1, 16)
+    assert output_shape(node) == (1, 16)
     assert configurations(own.profile("mlp", options=ProfileOptions(batches=(1,), layers=False)))[0] == (1, 1, 1)
 
 
@@ -173,7 +173,7 @@ def test_a_client_that_measures_is_told_that_the_node_stops(make_node):
     node.client.close()
 
 
-def answer(node: NodeProcess) -> tuple[int, ...]:
+def output_shape(node: NodeProcess) -> tuple[int, ...]:
     inputs = {spec["name"]: torch.zeros(1, *spec["shape"][1:]) for spec in node.client.function("mlp")["inputs"]}
     [output] = node.client.infer("mlp", inputs).values()
     return output.shape
@@ -210,7 +210,7 @@ def test_service_times_correct_the_profile(shared_node):
     node.start()
     assert node.client.known_profile("mlp") == wrong
     for _ in range(2 * RUNS_MIN):
-        answer(node)
+        output_shape(node)
     node.wait_for("Profiled")
     corrected = node.client.known_profile("mlp")
     [now] = corrected.points

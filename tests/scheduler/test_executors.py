@@ -224,6 +224,20 @@ def long_run(*others, **config) -> tuple[World, int]:
     return world, request
 
 
+def test_a_limit_for_others_that_left_does_not_end_a_run_early_when_its_function_is_unloaded():
+    world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0), device_isolation="tenant")
+    waiting = world.arrive("g")
+    world.load_blocks()
+    while (at := known(world).operation.drain_until) == float("inf"):
+        world.ring()
+    world.send(Cancelled(waiting))
+    world.now = at + 1.0
+    world.send(UnloadAsked("f@1"))
+    until_killed(world)
+    assert world.now == at + 6.0
+    assert world.answers[request].error == "OverloadedError"
+
+
 @pytest.mark.parametrize(
     ("events", "error", "why"),
     [

@@ -75,7 +75,7 @@ def test_the_slos_of_asyfunc_are_runs_of_the_largest_workers():
         (GOOD.replace("mib = 1", "mib = 0"), r"mib must be above 0.*functions\[0\]\.blocks\[0\]"),
         (GOOD.replace("poisson", "poison"), r"functions\[0\]\.workload"),
         (GOOD + 'colour = "red"\n', "colour"),
-        (GOOD + "serial = 1.5\n", "serial is a share"),
+        (GOOD + "serial = 1.5\n", "serial must be"),
         (GOOD + "[node]\ncores = 0\n", r"cores must be above 0.*node"),
         (GOOD + "[node]\ngpus = 1\n", "gpus"),
         (GOOD + "[faults]\nrun_crash_share = -1\n", "run_crash_share"),

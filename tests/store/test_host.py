@@ -191,6 +191,20 @@ def test_a_cut_block_on_a_full_disk_that_cannot_be_removed_can_be_loaded_again(r
         assert os.pread(descriptor, len(DATA), 0) == DATA
 
 
+def test_a_damaged_block_that_cannot_be_removed_is_reported_as_damaged(repository, host, monkeypatch):
+    def unlink(path, missing_ok=False):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    put(repository, BLOB.address, DATA)
+    host.load([BLOB])
+    flip_bit(host.root / BLOB.address)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        assert not host.verify(BLOB.address)
+    assert host.load([BLOB]) == len(DATA)
+    assert host.verify(BLOB.address)
+
+
 def test_a_block_whose_file_was_removed_can_be_loaded_again(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])

@@ -43,7 +43,7 @@ print(json.dumps({
     "null": attempt(lambda: open("/dev/null", "w").write("x")),
     "interfaces": [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line],
     "user": os.getuid(),
-    "rights": [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapPrm"))],
+    "capabilities": [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapPrm"))],
     "mount": libc.mount(b"none", b"/", b"tmpfs", 0, None),
     "packets": attempt(lambda: str(__import__("socket").socket(17, 3))),
 }), flush=True)
@@ -114,10 +114,10 @@ def test_the_first_process_of_a_namespace_sees_only_itself(seen):
     assert seen["processes"] == [1]
 
 
-def test_a_process_of_a_namespace_has_no_network_and_no_rights(seen):
+def test_a_process_of_a_namespace_has_no_network_and_no_capabilities(seen):
     assert seen["interfaces"] == ["lo"]
     assert seen["user"] == os.getuid()
-    assert {int(rights, 16) for rights in seen["rights"]} == {0}
+    assert {int(each, 16) for each in seen["capabilities"]} == {0}
     assert seen["mount"] == -1
     assert seen["packets"] == "PermissionError"
 

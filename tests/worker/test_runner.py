@@ -322,6 +322,40 @@ def test_an_error_without_a_text_fails_its_own_request_only(text):
     assert "raise Odd" in bad.message
 
 
+INDESCRIBABLE = {
+    "name of a class": """
+class Meta(type):
+    @property
+    def __name__(cls): raise OSError
+class Odd(metaclass=Meta): pass
+def odd(): return Odd()
+""",
+    "traceback": """
+class Odd(Exception):
+    @property
+    def __traceback__(self): raise OSError
+def odd(): raise Odd
+""",
+    "key": """
+class Text(str):
+    def encode(self, **how): raise OSError
+class Key:
+    def __repr__(self): return Text("k")
+def odd(): return {Key(): 1}
+""",
+}
+
+
+@pytest.mark.parametrize("step", ["preprocess(inputs, state)", "postprocess(outputs, inputs, state)"])
+@pytest.mark.parametrize("what", INDESCRIBABLE)
+def test_what_cannot_be_described_fails_its_own_request_only(what, step):
+    answers = "inputs" if step.startswith("pre") else "outputs"
+    source = f"{INDESCRIBABLE[what]}def {step}: return odd() if inputs['x'].sum() == 0 else {answers}"
+    good, bad = sums(source).answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+    assert good["y"].tolist() == [[3.0]]
+    assert bad.error == "HandlerError"
+
+
 def copied_bytes(monkeypatch, source) -> int:
     """Return the bytes that a shared run of two requests copies for a handler."""
     copied = []

@@ -92,7 +92,11 @@ class Access:
         """The rights by the Authorization header, because hashing a token takes longer than the rest of the check."""
         self._rates: dict[TenantId, Rate] = {}
         self._unreadable = LogThrottle(_log.error)
-        self._reload()
+        try:
+            self._reload()
+        except StoreError as error:
+            # Who starts the node may know the reason.
+            raise StoreError(str(error.__cause__)) from error
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """Return the caller; raise UnauthorizedError, ForbiddenError, CallerError, RateError or StoreError."""

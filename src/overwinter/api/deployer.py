@@ -226,8 +226,10 @@ def declared_tensors(source: str, name: str) -> tuple[TensorSpec, ...] | None:
     """The tensors that a handler's source lists under `name`, read without running it; None without such a list."""
     try:
         tree = ast.parse(source)
-    except SyntaxError as error:
-        raise HandlerError(f"the handler is not valid Python: {error}") from None
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        # The text of a MemoryError is empty.
+        text = str(error) or "an expression is nested too deeply"
+        raise HandlerError(f"the handler is not valid Python: {text}") from None
     for node in tree.body:
         if isinstance(node, ast.AnnAssign):
             named: list[ast.expr] = [node.target]

@@ -161,7 +161,7 @@ POLICIES: Mapping[str, Policy] = {
     "separate": Policy(joins=False),
     "fixed": Policy(batching="greedy", keep_alive="fixed", eviction="lru", worker_eviction="lru", order="any"),
 }
-"""The named policies. A configuration may also give a Policy in full."""
+"""The named policies. `SchedulerConfig.policy` may also be a Policy instead of a name."""
 
 
 def policy_named(policy: "str | Policy") -> Policy:

@@ -51,9 +51,9 @@ class Bindings:
         stored = enumerate(_stored(bind, store))
         return [at for at, block in stored if block not in self._users or block in self._dropped]
 
-    def mark_dropped(self, store: StoreName, addresses: frozenset[Address]) -> None:
-        """Record that the files of these blocks were dropped from a host store."""
-        self._dropped |= self._users.keys() & {(store, address) for address in addresses}
+    def mark_dropped(self, blocks: frozenset[StoredBlock]) -> None:
+        """Record that the files of these blocks were dropped from their host store."""
+        self._dropped |= self._users.keys() & blocks
 
     @property
     def block_count(self) -> int:

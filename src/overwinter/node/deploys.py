@@ -152,8 +152,8 @@ class Deploys:
 
     def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
         """Return the program, and how it runs on devices; raise CallerError or ProgramError unless the manifest is
-        consistent with the program, the repository and the node, or NoSpaceError if the devices are too small. Runs in
-        a thread.
+        consistent with the program, the repository and the node, or NoSpaceError if the devices are too small. Missing
+        blobs other than the program are refused only by `_register`. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
         if len(blobs) > BLOBS_MAX:
@@ -245,7 +245,7 @@ class Deploys:
         left = [version for version in versions.numbers if gone not in (None, version)]
         removed = set(versions.numbers) - set(left)
         if left:
-            # The catalog would allow it as long as it does not know that those that remain have passed their trial.
+            # The catalog would allow the removal until it has recorded that a remaining version passed its trial.
             check_removal(name, versions.shares, removed)
         default = self._registry.view(name, default_of(left, versions.shares)) if left else None
         await self._pipelines.protect(name, default, removed)

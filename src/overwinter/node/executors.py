@@ -276,8 +276,9 @@ class Executors:
 
     def mark_dropped(self, store: StoreName, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
+        blocks = frozenset((store, address) for address in addresses)
         for process in self._executors.values():
-            process.bindings.mark_dropped(store, addresses)
+            process.bindings.mark_dropped(blocks)
 
     def kill_block_readers(self, address: Address) -> list[str]:
         """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store. A

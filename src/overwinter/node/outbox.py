@@ -67,7 +67,7 @@ class Outbox:
         own: list[int] = []
         try:
             for fd in packet.fds:
-                own.append(os.dup(fd))  # noqa: PERF401 - an error must leave those before it
+                own.append(os.dup(fd))  # noqa: PERF401 - after an error, the earlier ones are closed
         except OSError:
             close_all(own)
             raise

@@ -1,5 +1,5 @@
-"""Writes the output of processes to the node's log, line by line, with the name of the process, and keeps that of
-workers.
+"""Writes the output of processes to the node's log, line by line, with the name of the process. Passes the lines of
+workers also to the record of their family (recent_output.py).
 
 Each worker has its own pipe, so that no worker can block, fill or garble the output of others. A tenant may have
 hundreds of workers, so what the node does for all pipes together is bounded: the pipes are read some at a time,

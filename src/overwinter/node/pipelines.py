@@ -4,8 +4,8 @@ A new version of a function that would break a pipeline is refused, and so is th
 needs. A pipeline calls only functions of its own tenant, so it does not depend on another tenant.
 
 What a check found must still be true when the change is made. So a new pipeline is protected as soon as it is checked,
-before it is stored. Deploys and removals of pipelines, removals of versions, promotions and splits, which wait for the
-disk, are made one at a time.
+before it is stored. Deploys and removals of pipelines, removals of versions, promotions and traffic splits, which wait
+for the disk, are made one at a time.
 """
 
 import asyncio
@@ -179,8 +179,8 @@ class Pipelines:
         self._stage_queue = FairQueue()
         """The starts and cancellations of stages: a request may start or cancel all stages of a pipeline together."""
         self.changing = FairLock()
-        """Held during the deploy or removal of a pipeline, the removal of versions, a promotion or a split, from the
-        check until the change is made.
+        """Held during the deploy or removal of a pipeline, the removal of versions, a promotion or a traffic split,
+        from the check until the change is made.
         """
 
     # Deploys and removals
@@ -348,8 +348,8 @@ class Pipelines:
         deadline = Seconds(begun + (own_s if call.timeout_s is None else min(call.timeout_s, own_s)))
         tenant, count = stored.tenant, len(stored.pipeline.stages)
         if self._open_stages[tenant] + count > OPEN_STAGES_MAX:
-            most = f"the pipelines of a tenant may have {OPEN_STAGES_MAX} stages in progress"
-            raise OverloadedError(f"{most}: pipeline {call.name!r} has {count} more; try again", RETRY_AFTER_S)
+            most = f"the pipelines of a tenant may have at most {OPEN_STAGES_MAX} stages in progress"
+            raise OverloadedError(f"{most}: {count} of {call.name!r} would be too many; try again", RETRY_AFTER_S)
 
         async def turn(inputs: int) -> None:
             await self._stage_queue.turn(tenant, inputs * INPUT_BYTES)

@@ -205,8 +205,9 @@ class Processes:
 
     def mark_dropped(self, store: StoreName, addresses: frozenset[Address]) -> None:
         """Record that the files of these blocks were dropped from a host store."""
+        blocks = frozenset((store, address) for address in addresses)
         for process in self._workers.values():
-            process.bindings.mark_dropped(store, addresses)
+            process.bindings.mark_dropped(blocks)
 
     def process(self, worker: WorkerId) -> WorkerProcess | None:
         """Return the worker, if it exists."""

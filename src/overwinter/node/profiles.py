@@ -11,11 +11,13 @@ class Profiles(Protocol):
     """Measures functions on this machine, and stores the results."""
 
     def stored(self, function: DeployedFunction, /) -> Profile | None:
-        """Return the stored profile of the function on this machine. Reads the disk."""
+        """Return the stored profile of the function on this machine, otherwise that of its program alone, with the
+        layers; None: neither was measured. Reads the disk.
+        """
         ...
 
     async def known(self, function: DeployedFunction, /) -> Profile | None:
-        """Return the whole stored profile of the function, with its layers; None: it was not measured."""
+        """Return what `stored` returns; another thread reads the disk."""
         ...
 
     async def measure(self, function: DeployedFunction, options: ProfileOptions, report: ReportProgress, /) -> Profile:

@@ -51,8 +51,8 @@ def queued(state: State, function: Function) -> int:
 
 
 def retry_after_s(cycle: Cycle, function: Function) -> float:
-    """Estimate the seconds until the waiting requests are served, by the times of runs so far, in its workers or on the
-    devices of its owner; at least `retry_after_min_s`.
+    """Estimate the seconds until the waiting requests are served, by the times of runs in its workers so far, or by the
+    expected times of runs on the devices of its owner; at least `retry_after_min_s`.
     """
     batch = function.spec.settings.max_batch
     if function.pool is None:

@@ -1,5 +1,5 @@
-"""Records of operations in progress: a run, a bind, the start of a worker or of a process forked ahead, or a transfer
-to a device without a run, from its start until an event ends it.
+"""Records of operations in progress: a run, a bind, the start of a worker, the fork of a process in advance (ahead.py),
+or a transfer to a device without a run, from its start until an event ends it.
 """
 
 from math import inf

@@ -4,8 +4,10 @@ A function leaves the devices at the latest when its blocks leave the host store
 So blocks are never copied back from a device.
 """
 
+from math import inf
+
 from overwinter.core.actions import Unbind
-from overwinter.core.ids import FunctionId
+from overwinter.core.ids import FunctionId, Seconds
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.held_blocks import HeldBlocks
 from overwinter.scheduler.operation import Operation
@@ -67,6 +69,9 @@ def drain_runs(cycle: Cycle, function: Function) -> None:
     for device in cycle.state.pool.holders(function):
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:
+            if not operation.leaving and operation.drain_until <= cycle.now:
+                # Those for whom the run had this limit have left since.
+                operation.drain_until = Seconds(inf)
             limit_drain(cycle, operation)
             if function.spec.id not in operation.leaving:
                 operation.leaving += (function.spec.id,)

@@ -44,7 +44,7 @@ class Blocks(ScenarioPart, frozen=True, kw_only=True):
 
 
 class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
-    """The handler of a function for devices. It runs in a worker, before and after the program."""
+    """The handler of a function whose program may run on devices. It runs in a worker, before and after the program."""
 
     before_ms: dict[int, float]
     """The time before the call of the program by batch size; linear between and above the given sizes."""
@@ -63,10 +63,10 @@ class HandlerModel(ScenarioPart, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.before_ms:
-            raise ValueError("before_ms needs a time for at least one batch from 1 on")
+            raise ValueError("before_ms needs a time for at least one batch size of 1 or more")
         for name, times in (("before_ms", self.before_ms), ("after_ms", self.after_ms)):
             if min(times, default=1) < 1 or not all(0 < time < inf for time in times.values()):
-                raise ValueError(f"{name} needs batches from 1 on, and finite times above 0")
+                raise ValueError(f"{name} needs batch sizes of at least 1, and finite times above 0")
 
 
 class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
@@ -76,8 +76,8 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     variants: int = 1
     """The number of its copies, each with its own blocks unless they are shared."""
     blocks: tuple[Blocks, ...]
-    """In the order of their use. If no device can hold all blocks of a function for devices, its program is cut
-    between blocks.
+    """In the order of their use. If no device can hold all blocks of a function that may run on devices, its program is
+    cut between blocks.
     """
     latency_ms: dict[int, float] = {}
     """The latency of one run by batch size; linear between and above the given sizes. With `device = "pool"` in the
@@ -121,7 +121,7 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
     """The owner. With `dedicated` in the settings, blocks are shared only with functions of this tenant."""
     settings: Settings = Settings()
     workload: Workload | None = None
-    """The requests; None: they come from applications."""
+    """The requests; None: they come from the applications of the scenario, which are pipelines."""
 
     def names(self) -> tuple[FunctionName, ...]:
         """Return the names of its copies."""
@@ -144,7 +144,7 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
         )
 
     def on_device(self) -> "FunctionModel":
-        """Return the model of the function that runs on devices for one that runs in workers."""
+        """Return the model of the function as it runs on devices: without handler and workload."""
         measured = {"latency_ms": self.device_ms, "profile": (), "law": None, "serial": None} if self.device_ms else {}
         return msgspec.structs.replace(self, workload=None, device_ms={}, has_handler=False, handler=None, **measured)
 
@@ -164,11 +164,13 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
         self.check_above("variants", "worker_mib", "gmacs")
         self.check_above("jitter", "start_s", "prepare_s", "bind_s", "serial", "swap_ms", least=0)
         if self.serial is not None and (self.serial > 1 or not self.latency_ms):
-            raise ValueError(f"serial is a share of latency_ms, from 0 to 1, got {self.serial}")
+            raise ValueError(f"serial must be from 0 to 1 and needs latency_ms, got {self.serial}")
         if (bool(self.latency_ms), bool(self.profile), self.law is not None).count(True) != 1:
             raise ValueError("give one of latency_ms, profile and law")
         if self.latency_ms and (min(self.latency_ms) < 1 or min(self.latency_ms.values()) <= 0):
-            raise ValueError("latency_ms needs a time above 0 for at least one batch from 1 on")
+            raise ValueError(
+                "latency_ms needs a time above 0 for at least one batch size, and only batch sizes of 1 or more"
+            )
         if self.device_ms and (self.settings.device != "any" or min(self.device_ms.values()) <= 0):
             raise ValueError('device_ms needs device = "any", and times above 0')
         if len({part.work is None for part in self.blocks}) > 1:

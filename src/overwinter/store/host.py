@@ -16,7 +16,7 @@ threads may use it concurrently.
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -275,8 +275,9 @@ class HostStore:
             if not self._is_file_of(address, descriptor):
                 raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
             self.verification.damaged_memory += self.begin_drop([address]) > 0
-        # Without the lock, for which a thread waits that removes other files.
-        with disk_errors("drop blocks", self.root):
+        # Without the lock, for which a thread waits that removes other files. If the file cannot be removed, a load
+        # replaces it; the processes that use the block must end in any case.
+        with suppress(OSError):
             self._removals.remove([self._path(address)])
 
     def _is_file_of(self, address: Address, descriptor: int) -> bool:

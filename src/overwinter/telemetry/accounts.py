@@ -67,8 +67,8 @@ class MeasuredWorkerMemory(NamedTuple):
 
 
 class Accounts:
-    """The last results of the accounting of memory, and the numbers of its mismatches and passes so far. The loop's
-    thread writes them; other threads read them.
+    """The last results of the accounting of memory, and the numbers of mismatches and of comparisons (`passes`) so far.
+    The loop's thread writes them; other threads read them.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     whole_s: float
     """All seconds of cores, or of a device, that those runs took."""
     separate_part: float
-    """The part of a run that sharing does not save, from 0 to 1, as the scheduler expects."""
+    """The scheduler's estimate of the part of a run that sharing does not save, from 0 to 1."""
     time_ratio: float | None
     """The time of a shared run divided by that of separate runs; if 1 or more, few runs are shared. None: unknown."""
     shared_with: Mapping[FunctionName, int]
@@ -92,7 +92,7 @@ class BoundFacts(BindingDetail, frozen=True, kw_only=True):
 
 
 class WorkerFacts(WorkerDetail, frozen=True, kw_only=True):
-    """A worker of its family, or of a former family that it is leaving, and the memory of the worker."""
+    """A worker of the function's family, or of one that the function is leaving, with the memory of the worker."""
 
     pid: int | None
     private_bytes: int | None

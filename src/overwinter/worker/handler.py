@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, cast
@@ -16,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from overwinter.core.errors import CallerError, HandlerError
+from overwinter.core.errors import CallerError, HandlerError, OverwinterError
 from overwinter.core.ids import Address
 from overwinter.worker.values import Value, plain
 
@@ -135,16 +136,18 @@ class Handler:
         does not return tensors by name, and CallerError if the code raises it.
         """
         values: Mapping[str, object] = inputs
-        if self._preprocess is not None:
-            values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
-        return {name: _tensor(name, value) for name, value in values.items()}
+        with _described("preprocess"):
+            if self._preprocess is not None:
+                values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
+            return {name: _tensor(name, value) for name, value in values.items()}
 
     def postprocess(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
         """Return the function's outputs by name. Raises the errors of `preprocess`."""
         if self._postprocess is None:
             return dict(outputs)
-        values = self._call("postprocess", self._postprocess, outputs, inputs, self._state)
-        return {name: _sendable(name, value) for name, value in values.items()}
+        with _described("postprocess"):
+            values = self._call("postprocess", self._postprocess, outputs, inputs, self._state)
+            return {name: _sendable(name, value) for name, value in values.items()}
 
     def _call(self, name: str, step: Step, *arguments: object) -> dict[str, object]:
         try:
@@ -161,6 +164,19 @@ class Handler:
         if unnamed:
             raise HandlerError(f"{name} must return a dict of named values; {_text(unnamed[0])} is not a string")
         return values
+
+
+@contextmanager
+def _described(step: str) -> Iterator[None]:
+    """Raise HandlerError if what the step raised or returned cannot be described, because that, too, runs code of the
+    author: such an error must not fail other requests.
+    """
+    try:
+        yield
+    except OverwinterError:
+        raise
+    except FAILURES as error:
+        raise HandlerError(f"{step} failed, or returned no dict of named values, and describing that failed") from error
 
 
 def _tensor(name: str, value: object) -> torch.Tensor:

@@ -98,12 +98,13 @@ class Runner:
         return sum(output.nbytes for output in outputs)
 
     def example_sizes(self, batch: int | None = None) -> dict[str, int]:
-        """Return each dynamic size of the program at its export, with the smallest batch by default."""
-        # The example has the smallest batch only if the program accepts it with the other sizes of the example.
+        """Return the example's dynamic sizes, with this batch; by default the smallest, if the program accepts it with
+        the other sizes, or else that of the example.
+        """
         return {**self.program.example, BATCH: batch or self.program.example.get(BATCH, 1)}
 
     def zeros(self, batch: int | None = None) -> list[torch.Tensor]:
-        """Return zeros of the program's example sizes, with the smallest batch by default."""
+        """Return zeros of the sizes of `example_sizes`."""
         sizes = self.example_sizes(batch)
         return [
             torch.zeros(
@@ -118,7 +119,7 @@ class Runner:
         return answer([(self, request) for request in requests])
 
     def differing_weights(self, other: "Runner") -> frozenset[int]:
-        """Return the numbers of the weights in which another function of the family differs."""
+        """Return the indices of the weights in which another function of the family differs."""
         found = self._differing.get(other)
         if found is None:
             found = self._differing[other] = differing_weights(self.weights, other.weights)
@@ -187,7 +188,7 @@ class Runner:
         return {spec.name: values[spec.name] for spec in self._handler_outputs} or values
 
     def _copy(self, value: Value) -> Value:
-        # A larger one is refused when it is to be sent. As an expanded one it may have little memory.
+        # A larger one is refused when it is sent. It may be an expanded view, whose copy would take far more memory.
         if not isinstance(value, torch.Tensor) or value.nbytes > ANSWER_BYTES_MAX:
             return value
         try:
