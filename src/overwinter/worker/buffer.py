@@ -40,7 +40,7 @@ class SharedBuffer:
 
     It is sealed against changes of its size, so that no process can remove memory that another uses, and against
     further seals, so that no process can keep another from writing. The kernel locks a file while a system call writes
-    to it or changes its size, and the node must not wait for a worker's call: workers may make none of these.
+    to it or changes its size, and the node must not wait for a worker's call: in a worker all such calls fail at once.
     """
 
     def __init__(self, fd: int) -> None:

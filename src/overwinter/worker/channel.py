@@ -22,7 +22,7 @@ FDS_MAX = 1 << 16
 _SO_SNDBUFFORCE = 32
 """The socket option by which root exceeds `net.core.wmem_max`."""
 PACKET_OVERHEAD_BYTES = 32
-"""What the kernel keeps of a send buffer beside a packet."""
+"""The bytes of a send buffer that a packet cannot use."""
 _CREDENTIALS = struct.Struct("iII")
 """The process, user and group of the sender of a packet."""
 
@@ -69,8 +69,8 @@ class Channel(Generic[In]):
     def __init__(
         self, end: socket.socket, incoming: type[In], fds_max: int = FDS_MAX, names_sender: bool = False
     ) -> None:
-        """At most `fds_max` descriptors are accepted per message, few from an untrusted sender; others are closed. With
-        `names_sender` the kernel reports the process that sent each message.
+        """At most `fds_max` descriptors are accepted per message, and others are closed: allow few to an untrusted
+        sender. With `names_sender` the kernel reports the process that sent each message.
         """
         self._end = end
         self._encoder = msgspec.msgpack.Encoder()

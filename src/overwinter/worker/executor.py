@@ -1,8 +1,8 @@
 """The main loop of an executor: owns one device, and runs on it whatever function a request asks for.
 
 The executor has the program of a function, and maps its blocks from the host store, until the node unmaps or unbinds
-the function. A run brings the blocks that the device lacks while it computes. Functions with the same program share it,
-and a block is mapped once. No handler runs here.
+the function. While a run computes, it brings the blocks that the device lacks. Functions with the same program share
+it, and a block is mapped once. No handler runs here.
 """
 
 import socket
@@ -148,7 +148,7 @@ class Executor:
         return False
 
     def _add_function(self, message: HandOver, fds: Sequence[int]) -> None:
-        """Take a function. Only a failure is reported, and fails the runs of the function that were sent meanwhile."""
+        """Take a function. Only a failure is reported; the runs of the function that were sent meanwhile then fail."""
         try:
             failure = self._functions.add(message, fds)
         finally:

@@ -47,7 +47,7 @@ class HandOver(Message, frozen=True):
 
 
 class Learn(Message, frozen=True):
-    """The program of a function was profiled since its hand-over, which has the same figures."""
+    """The program of a function was profiled since its hand-over. The figures are of the same kind as in `HandOver`."""
 
     function: str
     private_bytes: dict[int, int]

@@ -234,7 +234,7 @@ def _error_text(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     """Return the text of an error, which code of the author may make."""
     try:
-        # Joined, so that it is a plain string: `str` returns one of a class of the author as it is.
+        # Joined, so that it is a plain string: `str` returns an object of the author's own string class unchanged.
         return "".join([str(error)])
     except FAILURES:
         return "(its text could not be made)"

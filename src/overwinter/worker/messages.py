@@ -87,7 +87,7 @@ class Load(Message, frozen=True):
     inputs: tuple[TensorSpec, ...] = ()
     """The inputs of the handler."""
     outputs: tuple[TensorSpec, ...] = ()
-    """The outputs of the function, which any handler must return."""
+    """The outputs of the function, which its handler must return if it has one."""
     on_trial: bool = False
     """Whether the first function that the worker binds is on trial."""
     handler_only: bool = False

@@ -87,8 +87,8 @@ class Runner:
         self._differing: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
     def warm_up(self) -> int:
-        """Run the program once on zeros of its example sizes, with the smallest batch, and return the bytes of its
-        outputs. Raises HandlerError or the operator's own error if it fails.
+        """Run the program once on zeros of the sizes of `example_sizes`, and return the bytes of its outputs. Raises
+        HandlerError or the operator's own error if it fails.
         """
         run = self.prepared.unchecked()
         with torch.inference_mode():

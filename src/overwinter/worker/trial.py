@@ -1,8 +1,8 @@
 """Tries a new version in its worker before it may answer requests.
 
 If its author gave sample requests, any failure refuses the version. Otherwise a function with a handler is tried on a
-generated request, in the sizes of the export but with the smallest batch, with zeros for numbers and a few words for
-BYTES. A correct handler need not accept such a request, so a failure is then only a warning.
+generated request: in the sizes of the export, with the smallest batch if they allow it, and with zeros for numbers and
+a few words for BYTES. A correct handler need not accept such a request, so a failure is then only a warning.
 """
 
 import signal
