@@ -240,7 +240,7 @@ def test_a_call_whose_weights_fit_on_no_device_is_named(make_node):
 def test_null_devices_run_slices_in_the_time_of_the_whole_program(make_node):
     node = make_node("--devices", "3", "--device-memory", "2MiB", "--device-kind", "null")
     assert "its program is cut into 3 slices" in put(node, "cut", device="pool").warning
-    with pytest.raises(OverwinterError, match="measure one with profile"):
+    with pytest.raises(OverwinterError, match="from a profile: use `overwinter profile`"):
         asked(node, "cut")
     with pytest.raises(ConflictError, match="another name"):
         node.client.profile("cut")

@@ -249,7 +249,7 @@ def _ruleset(paths: list[str], written: Collection[str] = ()) -> int:
     those in `written`; and, if the system's version of Landlock can forbid them, no TCP, and no signals or abstract
     sockets to processes outside.
 
-    Returns a descriptor, or a negative number if the system has no Landlock.
+    Returns a descriptor, or a negative number if the system has no Landlock or refuses the ruleset.
     """
     abi = _landlock_abi()
     if abi < 1:

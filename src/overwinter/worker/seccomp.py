@@ -83,7 +83,7 @@ class Filter:
             self._own_at = [8 * at + 4 for at, instruction in enumerate(code) if instruction[3] == _OWN]
 
     def install(self) -> list[str]:
-        """Install the filter permanently in the calling process, which must have given up new privileges; return what
+        """Install the filter permanently in the calling process, which must have set PR_SET_NO_NEW_PRIVS; return what
         could not be applied.
         """
         if not self._code:

@@ -18,8 +18,8 @@ from overwinter.worker.runner import Prepared
 from overwinter.worker.weights import MappedBlock
 
 NumberedPosition = tuple[int, WeightPosition]
-"""The number of a weight in its program, and its position, at which another weight may lie too: of two tied ones, one
-may be the transposed other.
+"""The number of a weight in its program, and its position, at which another weight may lie too: of two tied weights,
+one may be the transpose of the other.
 """
 
 
@@ -33,7 +33,7 @@ class Program:
         self.prepared = Prepared(content, self._run)
         if own.kind == "null":
             if not run_s:
-                raise ProgramError("a null device takes the times of runs from a profile: measure one with profile")
+                raise ProgramError("a null device takes the times of runs from a profile: use `overwinter profile`")
             self.on_device: DeviceProgram = NullProgram(self.prepared.program, run_s)
         else:
             self.on_device = DeviceProgram(self.prepared.program, own.device.torch_device)

@@ -101,7 +101,7 @@ class EncodedTensor:
             try:
                 place.view(self._tensor.shape).copy_(self._tensor)
             except (RuntimeError, NotImplementedError) as error:
-                raise HandlerError(f"output {self.meta.name!r} cannot be sent: {error}") from error
+                raise HandlerError(f"tensor {self.meta.name!r} cannot be sent: {error}") from error
 
 
 def encode_outputs(values: Mapping[str, Value]) -> list[EncodedTensor]:

@@ -2,7 +2,7 @@
 
 A process maps a block once for all functions, unless the node sends it again. The block stays mapped as long as it or a
 tensor in it is in use: by a run, by a bound function, or by a handler that keeps outputs of a program. The mapping of
-the file that was sent last also stays mapped as long as an earlier one does.
+the file that was sent last also stays as long as an earlier mapping of the block does.
 """
 
 import ctypes
@@ -99,7 +99,7 @@ class Blocks:
         except StoreError as error:
             return error
         if former is not None:
-            # The node sends a block that any function has only if its file was dropped.
+            # The node sends a block that a function here still has only if the file of the block was dropped.
             newest = self._newest.get(key) or Newest(block)
             # They share it, so that a mapping between the first and the last ends with its functions.
             self._newest[key] = former.newest = newest

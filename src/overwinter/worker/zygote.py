@@ -226,13 +226,13 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
     """Enter the sandbox, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
-        # Until the sandbox is entered; entering it changes the user, which ends this, and sets it again.
+        # Until this process enters the sandbox: that may change the user, which resets this, and then sets it again.
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
         groups = [fds.pop() for _ in range(message.groups)]
         smaps = _own_smaps()
-        # Before this process enters its tenant's groups, where it may get little CPU time: the node waits for this
+        # Sent before this process enters its tenant's groups, where it may get little CPU time: the node waits for this
         # message as the answer of the zygote.
         resources.channel.send(Forked(message.worker), [smaps])
         for group in groups:
@@ -313,7 +313,7 @@ def _run_zygote(message: ForkZygote, fds: list[int], parent: int, resources: Res
 
 
 def _child_ended() -> tuple[socket.socket, socket.socket]:
-    """Return a socket that is readable when a child has ended, and the one whose use makes it readable."""
+    """Return a socket that is readable when a child has ended, and its other end, to which the signal is written."""
     wakeup, alarm = socket.socketpair()
     alarm.setblocking(False)
     return wakeup, alarm
