@@ -1,7 +1,7 @@
 """Brings the missing blocks of a function to a device while its program already runs there.
 
-Blocks are transferred in groups, in first-use order. The program waits before the first call that reads a block of a
-group. Only missing blocks move, so a variant of a resident function brings only what differs.
+Blocks are transferred in groups, in first-use order. The program waits for a group before the first call that reads a
+part of it. Only missing blocks move, so a variant of a resident function brings only what differs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

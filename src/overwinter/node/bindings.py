@@ -44,9 +44,9 @@ class Bindings:
         return list(self._functions.values())
 
     def lacking(self, bind: Bind, store: StoreName) -> list[int]:
-        """The indices of the function's blocks that the worker does not have from its host store, or has from files
-        that were dropped since. Such a file is neither counted nor verified, and the function would use the file until
-        its unbind.
+        """The indices of the function's blocks that the worker does not have from this host store, or has from files
+        that were dropped since. A dropped file is neither counted nor verified, and the function would use it until its
+        unbind.
         """
         stored = enumerate(_stored(bind, store))
         return [at for at, block in stored if block not in self._users or block in self._dropped]

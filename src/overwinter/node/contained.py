@@ -47,7 +47,7 @@ class ContainedProcess:
     is_demoted = False
     """Whether it gets only idle cores, until it is killed."""
     unsent_bytes_max = 0
-    """The most bytes of messages to it that are kept until it has read others. The code of a function may read none."""
+    """The most bytes of messages to it that are kept until it has read others; 0 if it may run a function's code."""
     dropped_by_zygote = 0
     """How many programs its zygote was told to drop after the fork."""
     _demotion: Demotion | None = None

@@ -218,7 +218,9 @@ class _Cutting:
         return {block: self._sizes[block] for block in sorted(blocks)}
 
     def _slice(self, start: int, stop: int) -> Slice | None:
-        """Return a slice; None if no device can run it, or if it takes or returns more than a message may contain."""
+        """Return a slice; None if the program cannot be cut there, no device can run it, or its values are too many or
+        too large to be sent.
+        """
         try:
             program = self._slicer.slice(start, stop)
         except ProgramError:

@@ -45,7 +45,7 @@ from overwinter.worker.messages import (
 from overwinter.worker.sandbox import uid_of
 
 WhenVerified = Callable[[ContainedProcess, DeployedFunction, HostStore, Callable[[], None]], None]
-"""Calls back once the files of a deployed function are verified, or kills the process that this is for."""
+"""Calls back once the files of a deployed function are verified; if that fails, kills the process that this is for."""
 
 OTHER_BYTES = 1 << 30
 """The private memory of an executor besides its device and what its runs compute: programs, stacks, and freed memory
@@ -129,7 +129,7 @@ class Executors:
             # The executor's exit is about to reach the scheduler.
             return
         if process.preparing is not None and not process.warms_up:
-            # It waits for a hash, and no message that the run could interrupt was sent.
+            # It waits for a hash, and the warm-up that a run would interrupt was not sent yet.
             self._prepared(process, interrupted=True)
         if action.evict or process.warms_up:
             # Any message interrupts a warm-up. The run's other messages may have to wait for a hash.
@@ -281,8 +281,8 @@ class Executors:
             process.bindings.mark_dropped(blocks)
 
     def kill_block_readers(self, address: Address) -> list[str]:
-        """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store. A
-        device holds a block once, from whichever store it came.
+        """Kill the executors that may have mapped or copied a damaged block, which was dropped from a host store, and
+        return their names. A device holds a block once, from whichever store it came.
         """
         killed = []
         functions = self._registry.functions

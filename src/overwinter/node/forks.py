@@ -89,7 +89,7 @@ class Forks:
             asked = any(self._ask_next(tenant) for tenant in list(self._waiting))
 
     def _ask_next(self, tenant: TenantId | None) -> bool:
-        """Ask for the process of a tenant that has waited longest; return False if no zygote can be asked now."""
+        """Ask for the longest waiting process of a tenant; return False if none waits or no zygote can be asked."""
         if tenant not in self._waiting:
             return False
         forked_as, order = next(iter(self._waiting[tenant].items()))
