@@ -40,7 +40,7 @@ def pytest_sessionfinish(session, exitstatus):
 
 @pytest.fixture(autouse=True)
 def mistakes(monkeypatch):
-    """Fail a test in whose process a node survived an error of its own code. A test that wants one clears the list."""
+    """Fail a test in whose process a node survived an error of its own code. A test that causes one clears the list."""
     found = []
     contained = Faults._mistaken
 

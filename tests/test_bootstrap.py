@@ -121,7 +121,7 @@ def test_a_start_that_is_refused_leaves_the_running_nodes_data_as_they_are(tmp_p
     config = NodeConfig(data=str(tmp_path / "data"), host_store=str(tmp_path))
     Repository(tmp_path / "data").close()
     with closing(sqlite3.connect(tmp_path / "data" / "catalog.sqlite")) as catalog:
-        # As an older version left it, which still runs.
+        # An older version, which still runs, left the catalog in this form.
         catalog.execute("DROP INDEX holdings_by_address")
         catalog.execute(f"PRAGMA user_version = {SCHEMA_VERSION - 1}")
 
@@ -185,7 +185,7 @@ def test_a_journal_replaces_no_directory_and_no_device(tmp_path):
 def test_zygotes_find_the_packages_that_are_installed_for_this_user_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
     monkeypatch.setattr(site, "getuserbase", lambda: str(tmp_path))
-    # The Python of an environment finds no packages of a user.
+    # The Python of a virtual environment finds no packages of a user.
     command = [sys._base_executable, "-c", "import site; print(site.getusersitepackages())"]
     found = subprocess.run(command, env=zygote_environment(()), stdout=subprocess.PIPE, text=True, check=True)
     assert found.stdout.startswith(str(tmp_path))

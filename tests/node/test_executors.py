@@ -213,7 +213,7 @@ class Pool:
 
 @contextmanager
 def pool_of(rig, devices, root):
-    """Yield a pool of these devices, without executors afterwards."""
+    """Yield a pool of these devices; at the end, kill its executors."""
     pool = Pool(rig, devices, root)
 
     async def clear():

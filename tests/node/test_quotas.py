@@ -19,7 +19,7 @@ def quotas(deployed: str, **bounds) -> Quotas:
 
 
 def check_totals(error: NoSpaceError, *counts: str) -> None:
-    """Only the administrator sees the totals of the node."""
+    """Check that these counts are only in the totals of an error, which only the administrator sees."""
     assert all(count in error.totals and count not in str(error) for count in counts)
 
 

@@ -1,4 +1,4 @@
-"""The outputs of a run in its buffer."""
+"""The outputs of a run in its buffer, and its errors in one message."""
 
 from contextlib import closing
 

@@ -61,7 +61,7 @@ def stack():
 
 
 def hand_over(channel, name, model, known, damaged=False, run_s=None):
-    """Send a function to an executor, which has the known blocks. Optionally its program has changed in memory."""
+    """Send a function to an executor, which has the known blocks. `damaged`: its program has changed in memory."""
     features = next(model.parameters()).shape[1]
     made = export(model, {"x": torch.zeros(2, features)}, {"x": {0: "batch"}})
     packaged = package(name, made.program, made.weights)
