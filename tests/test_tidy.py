@@ -1,4 +1,4 @@
-"""The project's limits on the size of files and functions, and on nesting."""
+"""Limits on the size of files and functions and on nesting, and rules for docstrings, file names and texts."""
 
 import ast
 import re

@@ -15,7 +15,7 @@ from .log_lines import LogLines
 
 
 class HostedNode:
-    """A node for tests that use different functions. `run` drives its loop until a scene with the node has ended."""
+    """A node for several tests, each with its own functions. `run` drives its loop until a scene with it has ended."""
 
     def __init__(self, directory: Path) -> None:
         self._config = NodeConfig(

@@ -1,4 +1,4 @@
-"""Calls of callers and of the node itself."""
+"""Loads that callers request, and wakes for the node itself."""
 
 import asyncio
 from types import SimpleNamespace

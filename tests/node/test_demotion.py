@@ -1,4 +1,4 @@
-"""A process that got the pid of an ended process is not demoted in its place."""
+"""Demotion affects no process that got the pid or the descriptor of an ended one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The messages about a deployed function."""
+"""The node's record of a deployed function, and the messages about it."""
 
 import gc
 
