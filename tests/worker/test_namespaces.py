@@ -109,6 +109,39 @@ def test_without_a_new_proc_the_old_one_is_shown_and_cannot_be_written(seen):
     assert found["written"] == "OSError"
 
 
+UNMAPPED = """
+import json, os
+from overwinter.worker import namespaces
+
+def refused(path, mode="r"):
+    if isinstance(path, str) and path.startswith("/proc/self/"):
+        raise PermissionError("refused")
+    return open(path, mode)
+
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+namespaces.open = refused
+before = [os.readlink(f"/proc/self/ns/{each}") for each in ("user", "mnt", "net")]
+missing = namespaces.enter()
+print(json.dumps({
+    "missing": missing,
+    "unchanged": before == [os.readlink(f"/proc/self/ns/{each}") for each in ("user", "mnt", "net")],
+}))
+"""
+
+
+def test_a_user_whom_the_system_does_not_map_stays_outside_and_is_told():
+    with started(UNMAPPED) as process:
+        found = json.loads(process.stdout.read())
+    [missing] = found["missing"]
+    if "unshare" in missing:
+        pytest.skip("this system gives no namespaces to ordinary users")
+    assert missing == "no namespaces for network, processes and files: the user cannot be mapped: refused"
+    assert found["unchanged"]
+
+
 def test_the_first_process_of_a_namespace_sees_only_itself(seen):
     assert seen["process"] == 1
     assert seen["processes"] == [1]

@@ -41,6 +41,8 @@ BUILD = f"before Overwinter, install the CPU build, or for --device-kind cuda a 
 REMEDIES = {
     "Landlock": "Linux 5.13 or newer, with landlock in its list of security modules (lsm= on the kernel command line)",
     "unshare": "allow namespaces: user.max_user_namespaces above 0 (sysctl), in a container the capability SYS_ADMIN",
+    "cannot be mapped": "start the node as root, or allow user namespaces to ordinary users (on Ubuntu the sysctl "
+    "kernel.apparmor_restrict_unprivileged_userns=0)",
     "separate user": "start the node as root: it then runs each worker as an unprivileged user",
     "names of other files": "Linux 5.12 or newer; in a container, mounts (Docker: --security-opt apparmor=unconfined)",
     "/proc shows": "in a container, an unmasked /proc; workers then see no other processes",

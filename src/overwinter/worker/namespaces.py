@@ -46,15 +46,43 @@ def enter() -> list[str]:
 
     For single-threaded processes only.
     """
+    # Some systems give a user namespace and refuse to map its user, which leaves the process without a usable one. So a
+    # child tries first.
+    fault = _enter_in_child() if os.geteuid() != 0 else ""
+    fault = fault or _enter()
+    return [f"no namespaces for network, processes and files: {fault}"] if fault else []
+
+
+def _enter() -> str:
+    """Enter the namespaces; return why that failed, if it did."""
     uid, gid = os.geteuid(), os.getegid()
     if _libc.unshare(_NEW_NAMESPACES if uid == 0 else _NEW_NAMESPACES | _CLONE_NEWUSER) != 0:
-        return [f"no namespaces for network, processes and files: unshare: {os.strerror(ctypes.get_errno())}"]
-    if uid != 0:
+        return f"unshare: {os.strerror(ctypes.get_errno())}"
+    try:
         # Map the user to itself: a user that is not mapped could create no file.
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-    return []
+            if uid != 0:
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+    except OSError as error:
+        return f"the user cannot be mapped: {error}"
+    return ""
+
+
+def _enter_in_child() -> str:
+    """Return why a child process cannot enter the namespaces, if it cannot."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, _enter().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as report:
+        fault = report.read()
+    os.waitpid(pid, 0)
+    return fault
 
 
 def show_only(paths: Sequence[str], writable_proc: bool = False) -> list[str]:
