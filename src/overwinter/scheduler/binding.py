@@ -4,10 +4,10 @@ A bind takes a slot of the worker and a core, as a run does. The memory that it 
 from its start until it has ended and the worker is measured. The estimate is the smoothed memory that each bound
 function adds to the family's workers beyond their needs. The part of its claim that the worker does not use yet is
 subtracted. If that memory is not free, the bind does not wait: a function that is idle in the worker is unbound for it,
-and its memory counts for the new one; and an idle worker of other functions is stopped, so that there is memory for the
-next bind. If no function in the worker is idle, the function waits until a run in the worker ends. It also joins the
+and its memory counts for the new one; and another worker that is idle is stopped, so that there is memory for the next
+bind. If no function in the worker is idle, the function waits until a run in the worker ends. It also joins the
 queue for capacity, where private memory is released for it as it is for the start of a worker. A bind that would not
-fit even if all other workers ended waits only for the run.
+fit even if all workers but the busy ones of its family ended waits only for the run.
 
 An unbind takes no time, because the worker receives the message before any later one.
 """
@@ -41,7 +41,9 @@ UNBOUND_MAX = 256
 
 
 def worker_to_bind_in(cycle: Cycle, function: Function, free: Sequence[Worker]) -> Worker | None:
-    """Return the worker in which the function can be bound: of the `free` workers, the one with the most free slots."""
+    """Return the worker in which the function can be bound: of the `free` workers with memory for it, or with an idle
+    function to replace, the one with the most free slots; None: there is none.
+    """
     candidates = [
         each for each in free if _has_memory_for(cycle, function, each) or _least_recently_used(each) is not None
     ]
@@ -162,7 +164,7 @@ def _why(function: Function, worker: Worker) -> str:
 
 
 def end_bind(cycle: Cycle, worker: Worker, id_: FunctionId, operation: OperationId) -> Binding | None:
-    """Handle the answer to a bind; None: the bind is no longer awaited."""
+    """Handle the answer to a bind, and return the binding; None: the bind is no longer awaited."""
     bind = worker.binds.get(id_)
     if bind is None or bind.id != operation:
         return None

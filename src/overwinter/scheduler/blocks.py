@@ -61,7 +61,8 @@ def release(cycle: Cycle, function: Function) -> None:
 
 def lose(cycle: Cycle, function: Function) -> bool:
     """Release the function's blocks because a worker missed some, so that all are loaded again. Return whether they
-    were missing twice in a row: several workers may miss the same block, the others after the release.
+    were missing twice in a row. It is no second time if the blocks are released already: several workers may miss the
+    same block.
     """
     twice, function.lost_blocks = function.lost_blocks and function.loaded, True
     if function.loaded:

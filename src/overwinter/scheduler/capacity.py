@@ -41,7 +41,9 @@ def free_for_queue(cycle: Cycle) -> None:
 
 
 def _watch_draining(cycle: Cycle, tenant: Tenant) -> None:
-    """Serve the queue again when the next run of a worker that counts as ended is overdue."""
+    """Serve the queue again when the next run in a worker that drains without a time limit is overdue: until then the
+    worker counts as ended.
+    """
     times = (victims.overdue_at(worker) for worker in tenant.draining_without_limit.values())
     at = min((each for each in times if each > cycle.now), default=inf)
     if at < inf:

@@ -88,11 +88,11 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     last_device: str
     """The device of its last run, and why that one; empty: it has not run."""
     answers: int
-    """The last answers, if they count for its priority (`device_order = "rrc"`); otherwise 0."""
+    """The number of its latest answers, if they count for its priority (`device_order = "rrc"`); otherwise 0."""
     in_time: int
-    """Those within the SLO."""
+    """The number of those within the SLO."""
     required: float
-    """The requests that it must answer in time before it meets its SLO (Torpor's RRC)."""
+    """The further requests that it must answer in time to meet its SLO (Torpor's RRC); at most 0: it meets it."""
     slices: Sequence[SliceDetail] = ()
     """The slices of its program in the order in which they run; empty: it is not cut. `last_device`,
     `answers`, `in_time` and `required` are those of the first slice.

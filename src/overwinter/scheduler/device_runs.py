@@ -1,7 +1,7 @@
 """Begins and ends the runs on devices.
 
 A run brings the blocks that its device misses. If they do not fit, functions are evicted from the device, one after the
-other, which costs nothing: the host store has their blocks. If the free memory suffices but is not contiguous, the
+other, which copies nothing: the host store has their blocks. If the free memory suffices but is not contiguous, the
 executor reports that nothing ran; the next attempt there evicts at least one function more.
 """
 

@@ -113,7 +113,8 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
 
 def _spare(function: Function, event: WorkerExited) -> bool:
     """Record whether a block was missing, before the function's blocks are released. Return whether that excuses the
-    exit: not if it happens twice in a row. Several executors may miss the same block, the others after the release.
+    exit: not if it happens twice in a row. It is no second time if the blocks are released already: several executors
+    may miss the same block.
     """
     spared = event.lost_blocks and not (function.lost_blocks and function.loaded)
     function.lost_blocks = event.lost_blocks

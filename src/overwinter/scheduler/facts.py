@@ -298,7 +298,7 @@ def _bound(cycle: Cycle, event: Bound) -> None:
 
 def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
     """Record a failed bind. Lost blocks are loaded again. The worker gets no further bind of the function, unless
-    blocks were lost, and not twice in a row.
+    the bind failed because blocks were lost, and this was the first time in a row.
     """
     worker = cycle.state.workers.get(event.worker)
     binding = None if worker is None else end_bind(cycle, worker, event.function, event.operation)
@@ -317,7 +317,8 @@ def _bind_failed(cycle: Cycle, event: BindFailed) -> None:
 
 def _follow_up(cycle: Cycle, worker: Worker, function: Function) -> None:
     """After an operation of a function that has left the worker or family: stop the worker if it is idle, and it drains
-    or all its functions were removed; otherwise mark the first member of its family, unless only the worker was left.
+    or all its functions were removed; otherwise mark the first member of its family, unless the function has left only
+    the worker.
     """
     if not function.removed and function.family is worker.family and function.spec.id in worker.bound:
         return

@@ -30,7 +30,9 @@ worker has bound, and those to be woken.
 
 
 def latency_model(cycle: Cycle, spec: FunctionSpec) -> LatencyModel:
-    """Return a latency model by the profile and settings of a function; a plain model if its numbers make that fail."""
+    """Return the latency model for the profile and settings of a function. If their numbers make the model fail, the
+    function is recorded as faulty, and the model has neither.
+    """
     try:
         return LatencyModel(spec, cycle.policy, cycle.config.memory_bytes, cycle.config.cores)
     except policy_failures.FAILURES as error:

@@ -50,7 +50,7 @@ def prove(cycle: Cycle, function: Function) -> None:
 
 
 def load(cycle: Cycle, id_: FunctionId) -> None:
-    """Wake the function for a caller, whose answer is LoadFinished: when the function is awake, or cannot be."""
+    """Wake the function for a caller. LoadFinished answers the caller when the function is awake or cannot be."""
     function = cycle.state.functions.get(id_)
     if function is None:
         cycle.actions.append(LoadFinished(id_, "NotFoundError", str(no_function(id_))))
@@ -71,7 +71,7 @@ def load(cycle: Cycle, id_: FunctionId) -> None:
 
 
 def unload(cycle: Cycle, id_: FunctionId) -> None:
-    """The function releases its memory and answers no requests until it is loaded."""
+    """The function releases its memory and accepts no requests until it is loaded again; its runs may still end."""
     function = cycle.state.functions.get(id_)
     if function is not None and not function.on_trial and not function.unloaded:
         _set_unloaded(cycle, function, "ConflictError", f"function {id_} was unloaded during its load")

@@ -29,7 +29,7 @@ class Operation(msgspec.Struct, eq=False):
     """
     began: Seconds
     ends: float
-    """The expected end."""
+    """The expected end; the time of the start if nothing is known of the duration."""
     overdue_at: float
     """When it no longer holds its cores, so that a hung operation leaves them to others."""
     hangs_at: float

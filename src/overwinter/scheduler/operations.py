@@ -117,7 +117,7 @@ def end_run(cycle: Cycle, worker: Worker, run: RunId) -> Operation:
     end(cycle, run_owner(run))
     operation = worker.runs.pop(run)
     if operation.overdue_at <= cycle.now:
-        # While its run was overdue, the worker was not drained for others that wait for one like that already.
+        # A worker with an overdue run is not drained for others if they already wait for the end of such a run.
         cycle.capacity_changed = True
     for part in operation.parts:
         worker.bound[part.function.spec.id].runs -= 1

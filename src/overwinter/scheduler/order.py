@@ -11,8 +11,8 @@ A function has one want at a time, and waits in the queue of the one resource th
   cores. So may one operation of each tenant whose operations hold no core: the kernel then shares the cores among
   the tenants.
 * Worker capacity (the number, memory and concurrency of workers), and private memory for binds: the tenant with the
-  smallest share is first, and tenants with their maximum of workers are last; of its functions those without a worker,
-  then the others, the longest waiting first.
+  smallest share is first, and tenants with their maximum of workers are last; of the functions of a tenant, those
+  without a worker are first, then the others, each the longest waiting first.
 * Bytes of a host store: the longest waiting function first.
 * Devices: by the device time of the tenants; for the functions of each, as the queueing policy decides
   (device_order.py).

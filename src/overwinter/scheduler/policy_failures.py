@@ -2,10 +2,10 @@
 
 Policies that are called through `call_policy` change no table except the latency model, the estimates for shared runs
 (trunks.py), and whether the SLO is infeasible. If one of them raises, `call_policy` returns the given default and
-records the function. The tables are consistent at that moment. At the end of the step, or of the next one after a
-failure in the work that is done before requests need it, the function is unloaded, as its owner could do, with the
-error as the reason; a version on trial is removed. Any other failure ends the node, also that of a policy that is
-called directly.
+records the function. The tables are consistent at that moment. At the end of the step, the function is unloaded, as its
+owner could do, with the error as the reason; a version on trial is removed. After a failure in the work ahead of
+requests, which comes last in a step (slices.py, replicas.py), this happens in the next step. Any other failure ends the
+node, also that of a policy that is called directly.
 """
 
 from collections.abc import Callable, Sequence

@@ -51,7 +51,7 @@ class Preparation(msgspec.Struct, frozen=True, eq=False):
     operation: OperationId
     hangs_at: float
     delays_since: float = inf
-    """When a run was ordered that waits for its end."""
+    """When a run was ordered that waits for the end of the preparation; inf: none was."""
 
 
 class Executor(msgspec.Struct, eq=False):
@@ -67,7 +67,7 @@ class Executor(msgspec.Struct, eq=False):
     """Whether it is stopping; its exit is awaited."""
     run: RunId | None = None
     operation: Operation | None = None
-    """The run in progress."""
+    """The run in progress; without requests if it only brings blocks."""
     preparing: Preparation | None = None
     """What it prepares. A run may be ordered meanwhile."""
     may_prepare: bool = True

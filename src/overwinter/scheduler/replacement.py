@@ -28,9 +28,10 @@ def may_take_at(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Seque
 
 
 def time_slice_ends(cycle: Cycle, device: Device, owner: DeviceOwner, fitting: Sequence[Device]) -> float:
-    """Return when an executor has served its owner for a time slice, or later. A kept device has no limit. If the
-    device's tenant has had less device time than this owner's, the slice lasts until that tenant would have caught up,
-    but is longer by at most a time slice and the drain timeout. Before the end of the slice, only this end is computed.
+    """Return when a device's executor has served its owner for a time slice, or later; inf: the device has no ready
+    executor, or is kept. If the device's tenant has had less device time than this owner's, the slice lasts until that
+    tenant would have caught up, but is longer by at most a time slice and the drain timeout. Before the end of the
+    slice, only this end is computed.
     """
     executor, start_s = device.executor, _start_s(cycle)
     if executor is None or executor.ready_at is None or executor.stopping:

@@ -70,7 +70,7 @@ def drain_runs(cycle: Cycle, function: Function) -> None:
         executor, operation = device.executor, device.operation
         if executor is not None and operation is not None and function in operation.functions:
             if not operation.leaving and operation.drain_until <= cycle.now:
-                # Those for whom the run had this limit have left since.
+                # The limit was set for functions that waited for the device. They wait no longer.
                 operation.drain_until = Seconds(inf)
             limit_drain(cycle, operation)
             if function.spec.id not in operation.leaving:

@@ -31,7 +31,7 @@ class Resources:
         """The private bytes of all workers and processes forked ahead."""
         self.runs = Resource("runs at once", config.runs_max, alone=True)
         """The sum of the concurrencies of workers and processes forked ahead, idle ones included: each concurrent run
-        needs descriptors of the node and a thread.
+        needs file descriptors of the node and a thread.
         """
         self.reserved = Resource("reserved cores", cores if policy.reserves else None, alone=True)
         """The cores of all workers that are not stopping, idle ones included; limited under the policies that reserve
@@ -65,8 +65,9 @@ class Resources:
         return {self.memory: nbytes}
 
     def of_cores(self, cores: int, holds: bool) -> Claim:
-        """The claim of a run, a bind or a start until it ends. `holds`: whether it holds its cores. Not if it runs user
-        code or is overdue, because it may wait for something other than a core, nor if it is for a trial or a load.
+        """The claim of a run, a bind or a start until it ends. `holds`: whether it holds its cores. Not if the kernel
+        shares the cores among all (`Cycle.orders_cores`); not if it runs user code or is overdue, because it may wait
+        for something other than a core; and not if it is for a trial or a load.
         """
         return {self.cores: cores, self.load: cores} if holds else {self.load: cores}
 

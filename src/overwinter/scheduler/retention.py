@@ -179,7 +179,7 @@ def make_space(cycle: Cycle, function: Function) -> bool:
 def evict_for(cycle: Cycle, nbytes: int, function: Function) -> bool:
     """Evict blocks until this many bytes are freed for the load of a function, which must then begin at once; return
     whether that was possible in this step. Meanwhile the function holds those of its blocks that the store has: the
-    eviction of a variant could drop them.
+    eviction of another function that shares them could drop them.
     """
     if not cycle.state.evictable:
         return False

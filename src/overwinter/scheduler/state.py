@@ -57,7 +57,7 @@ class Binding(msgspec.Struct, eq=False):
     draining: bool = False
     """Whether it gets no more work in this worker, and is unbound when its runs have ended."""
     until: Seconds | None = None
-    """When its runs there are refused, and then its worker is stopped, if it is draining; None: no limit."""
+    """If draining: when its running requests are refused; the worker is killed a drain timeout later. None: never."""
     unloaded: bool = False
     """Whether the function was unloaded since it was bound, even if it is loaded again by now."""
 
@@ -74,7 +74,7 @@ class Worker(msgspec.Struct):
     point: Point
     """Its configuration."""
     since: Seconds
-    """When it last began to start, run, bind, idle or stop."""
+    """When it last began to start, work, idle or stop."""
     bound: dict[FunctionId, Binding]
     """The bound functions, including those that are being bound."""
     binds: dict[FunctionId, Operation] = msgspec.field(default_factory=dict)
@@ -133,7 +133,7 @@ class Worker(msgspec.Struct):
 
     @property
     def free_slots(self) -> int:
-        """The runs or binds that it could accept now."""
+        """The further runs or binds that its concurrency allows, even if it accepts no work."""
         return self.point.concurrency - len(self.runs) - len(self.binds)
 
     @property
@@ -143,7 +143,7 @@ class Worker(msgspec.Struct):
 
     @property
     def starts_for(self) -> "Function | None":
-        """The function for which its process is being forked, until it is ready."""
+        """The function for which it starts; None: its start has ended."""
         return None if self.start is None else self.start.function
 
     def serves(self, id_: FunctionId) -> bool:
@@ -283,7 +283,7 @@ class Function(msgspec.Struct, eq=False):
 
     def usable_workers(self) -> list[Worker]:
         """The workers of its family that have bound it, or can: not those forked before it was deployed, which may have
-        no address space for its blocks, nor those in which a bind failed.
+        no address space for its blocks, nor those in which a bind failed. Draining and stopping workers are included.
         """
         return [each for each in self.family.workers.values() if each.id in self.workers or self.can_bind_in(each)]
 
@@ -294,7 +294,7 @@ class Function(msgspec.Struct, eq=False):
 
 
 class Family(msgspec.Struct, eq=False):
-    """Functions that share workers: they differ in weights, assets and settings. Most have one member."""
+    """Functions that share workers: they differ in weights, assets and settings. Most families have one member."""
 
     id: FamilyId
     latency: LatencyModel
@@ -357,7 +357,7 @@ class State(msgspec.Struct):
     pinned: dict[StoreName, HeldBlocks] = msgspec.field(default_factory=dict)
     """The blocks of pinned functions in each host store."""
     evictable: dict[FunctionId, Function] = msgspec.field(default_factory=dict)
-    """The unused functions whose blocks are in a host store, the longest unused first."""
+    """The unused functions whose blocks are in a host store and not pinned, the longest unused first."""
     prepared: dict[TenantId, dict[Address, None]] = msgspec.field(default_factory=dict)
     """The programs that each tenant's zygote was asked to compile, the least recently used first."""
     proven: Counter[tuple[TenantId, Address]] = msgspec.field(default_factory=Counter)

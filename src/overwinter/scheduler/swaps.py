@@ -1,4 +1,6 @@
-"""Estimates for devices: what a run of a function would have to bring, and how long its execution would wait for it."""
+"""Estimates for devices: what a run of a function would have to bring, how long its execution would wait
+for it, and which functions may be evicted for it.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,7 +215,7 @@ def freed_bytes(function: Function, device: Device) -> Callable[[FunctionId], in
 
 
 def _candidate(cycle: Cycle, device: Device, resident: Resident, nbytes: int) -> Candidate:
-    """`nbytes`: what its eviction frees."""
+    """Describe a resident to the eviction policy. `nbytes`: the bytes that its eviction would free."""
     other = resident.function
     holders = [each for each in cycle.state.pool.holders(other) if each is not device]
     rate = max((_fastest_link(cycle, each) for each in holders), default=0.0)

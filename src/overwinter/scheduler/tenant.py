@@ -25,7 +25,7 @@ class Tenant(msgspec.Struct):
     draining_without_limit: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
     """Its workers that drain without a time limit."""
     starting: "dict[WorkerId, Worker]" = msgspec.field(default_factory=dict)
-    """Its workers that start, the one that began first comes first."""
+    """Its workers that start, in the order in which they began."""
     time_slice_ends: list[tuple[float, WorkerId]] = msgspec.field(default_factory=list)
     """A heap of the ends of the time slices of its serving workers; entries of workers that no longer serve are removed
     later.

@@ -63,7 +63,7 @@ EPSILON = 1e-9
 
 
 class Victim(NamedTuple):
-    """The worker that frees a resource, or the time when one may."""
+    """The worker to stop or drain for a resource; without one, the time from which there may be one (inf: never)."""
 
     worker: Worker | None = None
     at: float = inf
@@ -134,7 +134,8 @@ def overdue_at(worker: Worker) -> float:
 
 def for_capacity(cycle: Cycle, function: Function, wanted: Claim, spares_overdue: bool = False) -> Victim:
     """Return the worker to stop so that a function gets what it wants (capacity for a worker, or only private memory),
-    or when one may be stopped. `spares_overdue`: of its own tenant it is none with an overdue run.
+    or when one may be stopped. `spares_overdue`: return no worker of its own tenant with an
+    overdue run.
     """
     victim = idle_for_capacity(cycle, function, wanted)
     if victim.worker is not None:
@@ -197,9 +198,9 @@ def _idle_for_long(cycle: Cycle, function: Function, wanted: Claim, tenant: Tena
 def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool, spares_overdue: bool) -> tuple[Worker | None, float]:
     """Return the worker of a tenant whose time slice ends first, and when it may be stopped or drained.
 
-    `own`: it is the tenant of the function that wants capacity, and with `spares_overdue` it is no worker with an
-    overdue run. Of another tenant it may also be a worker that already drains without a time limit, or one whose start
-    lasts longer than the drain timeout.
+    `own`: the tenant is that of the function that wants capacity. Then, with `spares_overdue`, no worker with an
+    overdue run is returned. Of another tenant, a worker that already drains without a time limit may be returned too,
+    or one whose start lasts longer than the drain timeout.
     """
     draining = () if own else (each for each in tenant.draining_without_limit.values() if each.start is None)
     if (leaving := next(iter(draining), None)) is not None:
@@ -221,8 +222,8 @@ def _next_time_slice_end(cycle: Cycle, tenant: Tenant, own: bool, spares_overdue
 
 
 def _taken_at(cycle: Cycle, worker: Worker, at: float) -> float:
-    """When another tenant may take a serving worker whose time slice ends at `at`. One that waits for a batch or a core
-    is idle, and stays for the drain timeout: usually its run begins before.
+    """When another tenant may take a serving worker whose time slice ends at `at`. An idle one stays for the drain
+    timeout: its requests may wait for a full batch or a core, and usually its run begins earlier.
     """
     drain_s = cycle.config.drain_timeout_s
     at = min(at, worker.ready_at + drain_s)

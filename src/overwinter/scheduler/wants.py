@@ -53,15 +53,17 @@ seconds.
 NEED_BLOCKS, FREE_MEMORY, FORK, USE_DEVICE = NeedBlocks(), FreeMemory(), Fork(), UseDevice()
 
 COUNTED_MAX = 256
-"""The number of waiting functions of a family whose requests are counted."""
+"""The most waiting functions of a family whose requests are counted."""
 
 
 def next_want(cycle: Cycle, function: Function) -> Want | None:
-    """Return the best option for the waiting requests, or for a caller that waits for the function to be loaded.
+    """Return the best option for the waiting requests, or for a caller that waits for the function to be loaded; None:
+    nothing can or need be done now.
 
     Run them in a worker that has bound the function and has a free slot; otherwise bind it in a worker of its family
     with a free slot and memory; otherwise make memory available there, unless a caller waits for the load; otherwise
-    fork a worker. Load its blocks first. A function of the pool needs a device instead.
+    fork a worker, if one is needed. Before any but the first of these, load its blocks. A function of the pool needs
+    a device instead.
     """
     if function.unloaded or not (function.queue or function.wants_wake):
         return None

@@ -1,9 +1,9 @@
 """Handles the death of a worker: for its requests, and for its functions.
 
-Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. Unless the worker was asked
-to stop, or blocks were missing, but not twice in a row, the functions whose runs or binds were in progress back off for
-a while, because one of them may be at fault; if none was in progress, all functions in the worker do. A function whose
-workers die or hang twice within some runs gets a separate family from then on.
+Each request is tried again, up to `attempts_max` attempts, or refused with a clear error. The functions whose runs
+or binds were in progress back off for a while, because one of them may be at fault; if none was in progress, all
+functions in the worker do. None does if the worker was asked to stop. If blocks were missing, they do only if that
+happens twice in a row. A function whose workers die or hang twice within some runs gets a separate family from then on.
 """
 
 from overwinter.core.events import WorkerExited
@@ -52,8 +52,9 @@ def _lose_worker(
     cycle: Cycle, function: Function, worker: Worker, event: WorkerExited, was_binding: bool, may_be_at_fault: bool
 ) -> None:
     """Handle the death of a worker for one of its functions."""
-    # Missing blocks do not count as a failure, unless it happens twice in a row; a worker that was ready has not used
-    # blocks that were loaded again. Callers that wait for a deploy or a load keep waiting.
+    # Missing blocks do not count as a failure, unless it happens twice in a row. A worker that was ready does not count
+    # for that: it mapped the blocks before they were loaded again. Callers that wait for a deploy or a load keep
+    # waiting.
     twice = event.lost_blocks and lose(cycle, function) and was_binding
     spared = event.lost_blocks and not twice
     function.lost_blocks = event.lost_blocks

@@ -17,12 +17,12 @@ class Demand(msgspec.Struct, frozen=True):
     rate: float
     """The expected requests per second."""
     run_s: float
-    """The time of the run of one request, whose blocks are there; 0: unknown."""
+    """The time of a run of one request on a device that has all its blocks; 0: unknown."""
     swap_wait_s: float
     """The time for which a run on one more device would wait for blocks."""
     slo_s: float | None
     devices: int
-    """The devices that have it."""
+    """The number of devices that have it."""
 
 
 def busy_share(load: float, devices: int) -> float:

@@ -40,7 +40,7 @@ class Algorithm(msgspec.Struct, frozen=True):
     """
 
     in_time: Callable[[Point, float], bool]
-    """Whether a configuration meets an SLO in seconds."""
+    """Whether a configuration meets an SLO, which is given in seconds."""
     among: Callable[[Points], Points]
     """The configurations that the algorithm can use, of those that meet the SLO."""
     choose: Callable[[ScalingInput, float], Points]
@@ -136,7 +136,7 @@ def _superfluous(
 
 
 def _capacities(algorithm: Algorithm, given: ScalingInput, points: Points, slo_s: float) -> dict[WorkerId, float]:
-    """Return by worker the most that it can serve within the SLO, also with smaller batches."""
+    """Return for each worker the highest rate that it can serve within the SLO, also with smaller batches."""
 
     def capacity(own: Point) -> float:
         smaller = (
