@@ -5,9 +5,9 @@ and the eviction policy chooses what is evicted there. A function without such a
 without one, or on one that serves others. Starting an executor takes long and empties the device, so an executor is
 replaced only if
 
-* a function waits and no device serves its owner. The device of an owner without waiting functions is taken, or one
-  that has served its owner for a time slice; later if the device's tenant has had less device time than the tenant that
-  waits;
+* a function waits and no device on which it fits serves its owner. The device of an owner without waiting functions is
+  taken, or one that has served its owner for a time slice; later if the device's tenant has had less device time than
+  the tenant that waits;
 * or the owner's functions would wait longer for its own devices than for a start, and the device is not used, and not
   the only one of another tenant that used it lately: this tenant's next request would wait for a time slice.
 """

@@ -2,13 +2,14 @@
 
 An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
 prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
-a core or capacity for a worker. The device stays free, because a run that is ordered ends the preparation early: before
-the next call that reads a new weight, or by a kill of the executor (`limit_preparation` in device_runs.py). Then the
-device prepares again when it has been idle for IDLE_S, so that a client with one request after the other does not wait
-for a preparation at each of them. A function whose preparation kills its executor is not prepared again, and others of
-its tenant only after UNPREPARED_S, unless a block was missing for the first time. The end of the executor counts as a
-failure neither of the device nor of the requests that waited for the end of the preparation. After a preparation that
-delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S either.
+a core or capacity for a worker, and no core is busy or at least two are free. The device stays free, because a run that
+is ordered ends the preparation early: before the next call that reads a new weight, or by a kill of the executor
+(`limit_preparation` in device_runs.py). Then the device prepares again when it has been idle for IDLE_S, so that a
+client with one request after the other does not wait for a preparation at each of them. A function whose preparation
+kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S, unless a block was missing
+for the first time. The end of the executor counts as a failure neither of the device nor of the requests that waited
+for the end of the preparation. After a preparation that delays a run for longer than DELAY_MAX_S, no function of its
+tenant is prepared for UNPREPARED_S either.
 """
 
 from itertools import islice

@@ -155,7 +155,9 @@ def _settle_blocks(cycle: Cycle, function: Function) -> None:
 
 
 def keep_alive_of_blocks_ends(cycle: Cycle, function: Function) -> Seconds | None:
-    """Return when the function leaves the host store for lack of use, if `host_keep_alive_s` is set."""
+    """Return when the function leaves the host store for lack of use; None: `host_keep_alive_s` is not set, or its
+    blocks are in use or pinned.
+    """
     if cycle.config.host_keep_alive_s is None or not _is_unused(function):
         return None
     return Seconds(function.kept_since + cycle.config.host_keep_alive_s)

@@ -3,8 +3,8 @@
 Functions of a family that allow batches run together as far as their weights are the same (worker/split.py): a
 retrained head runs separately, everything before it as one batch. The function for whose requests a run is started
 leads it. Requests of other functions join it, the first by `_rank`, up to the batch size of the worker. These functions
-have the same trunk as the leading one: at least half of the bytes of their blocks are in common with one member of the
-family. A function for which `is_suspect` holds shares no runs.
+have the same trunk as the leading one: each has blocks in common with the function that started the trunk, at least
+half of the bytes of the larger of the two. A function for which `is_suspect` holds shares no runs.
 
 Where shared runs took no less time than separate ones, requests join only now and then (sharing_costs.py). The latency
 of a shared run is computed from the profile of one function's runs and the part of them that is not shared

@@ -13,8 +13,8 @@ def shed(cycle: Cycle, function: Function, send: Send) -> None:
     """Refuse requests that can no longer meet their SLO, so that others can (AsyFunc, alg. 3, lines 16-18).
 
     If all are late, the newest are still answered where otherwise none would ever be: after a cold start that takes
-    longer than the SLO; and those whose due time has not passed if a run alone is expected to take longer, because only
-    further runs can correct that.
+    longer than the SLO; and those whose due time has not passed if a single request is expected to take longer than the
+    SLO, because only further runs can correct that estimate.
     """
     state, worker = cycle.state, send.worker
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000

@@ -10,7 +10,7 @@ from overwinter.core.ids import Address, FunctionId
 from overwinter.scheduler.sharing_costs import Sharing
 
 COMMON_PART = 0.5
-"""The part of their bytes that functions must have in common for their requests to share a run."""
+"""The part of the bytes of the larger of two functions that both must have for their requests to share a run."""
 SMOOTHING = 0.2
 """The weight of the latest shared run in the estimate of `separate_part`."""
 COMPARED_MAX = 32

@@ -51,7 +51,9 @@ SCANNED_MAX = 1024
 TIME_SLICES_CHECKED = 8
 """The number of a tenant's workers that are checked for the earliest end of a time slice."""
 KEPT_FOR_TENANT_S = 60.0
-"""How long an idle worker is kept for its tenant, if the tenant has no more than its share."""
+"""How long an idle worker is kept for its tenant, if the tenant has no more than its share; also how long the only
+device of a tenant is kept while idle (replacement.py).
+"""
 EVICTION_WORK_MAX = 1 << 15
 """The most work of a step that evicts from the host stores, in blocks that are released and functions that are
 considered: about 15 ms.
@@ -263,8 +265,8 @@ def for_bytes(cycle: Cycle) -> Function | None:
 
 
 def next_in_use(cycle: Cycle) -> tuple[Function | None, float]:
-    """The function in use whose blocks are evicted next, those with nothing to do first; if none may be
-    evicted yet, the time of the next check.
+    """Return the function in use whose blocks are evicted next, those with nothing to do first, and the current time or
+    an earlier one; or None and the time from which one may be evicted (inf: never).
     """
     state = cycle.state
     waiting = [
