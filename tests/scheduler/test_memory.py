@@ -3,7 +3,7 @@
 import pytest
 
 from overwinter.core.actions import Explanation, LoadFinished, Refuse, Reply, StartWorker, StopWorker
-from overwinter.core.events import MemoryMeasured, MemoryPressure, Removed
+from overwinter.core.events import LoadAsked, MemoryMeasured, MemoryPressure, Removed, UnloadAsked
 from overwinter.core.profile import Point, Profile
 from tests.scheduler.world import World, spec
 
@@ -84,6 +84,20 @@ def test_the_worker_with_too_much_memory_is_stopped_and_its_caller_gets_the_reas
     assert [each.function for each in world.log if isinstance(each, Explanation) and each.what == "stop"] == [
         "greedy@1"
     ]
+
+
+def test_a_load_does_not_fail_because_of_a_worker_from_before_the_unload():
+    world = node(drain_timeout_s=100.0)
+    greedy, request = woken(world, "greedy")
+    world.send(UnloadAsked("greedy@1"))
+    world.send(LoadAsked("greedy@1"))
+    assert measured(world, greedy=2000) == [greedy]
+    assert world.answers[request].error == "NoSpaceError"
+    world.die(greedy)
+    function = world.state.functions["greedy@1"]
+    assert (function.failures, function.backoff_until) == (0, 0.0)
+    world.settle_processes()
+    assert [each.error for each in world.log if isinstance(each, LoadFinished)] == [None]
 
 
 def test_its_requests_are_not_retried_and_its_function_backs_off_longer_each_time():

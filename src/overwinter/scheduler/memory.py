@@ -22,7 +22,7 @@ from overwinter.core.events import MemoryMeasured
 from overwinter.core.ids import TenantId
 from overwinter.scheduler import ahead, families, functions, idle
 from overwinter.scheduler.answers import refuse
-from overwinter.scheduler.binding import claim_of_queued, unbind_half
+from overwinter.scheduler.binding import claim_of_queued, unbind_half, was_unloaded
 from overwinter.scheduler.counterpart import refuse_waiting
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.ledger import Claim
@@ -169,8 +169,10 @@ def kill_excessive(cycle: Cycle, worker: Worker) -> None:
         refuse(cycle, id_, "NoSpaceError", why, cycle.config.retry_after_min_s)
     if starts_for is not None and not starts_for.has_usable_worker:
         refuse_waiting(cycle, starts_for, "NoSpaceError", why, cycle.config.retry_after_min_s)
-    for function in {each.spec.id: each for each in at_work or had if not each.removed}.values():
-        functions.fail(cycle, function, "NoSpaceError", why)
+    for function in {each.spec.id: each for each in at_work or had}.values():
+        # A function that was unloaded and is loaded again is not at fault: another worker will have it.
+        if not (function.removed or was_unloaded(worker, function)):
+            functions.fail(cycle, function, "NoSpaceError", why)
 
 
 def _set_memory(cycle: Cycle, worker: Worker, taken: int) -> None:

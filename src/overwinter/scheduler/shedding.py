@@ -20,14 +20,15 @@ def shed(cycle: Cycle, function: Function, send: Send) -> None:
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
     # Without requests of other functions that join: joining must not make a request too late.
     latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
-    too_late = [id_ for id_ in function.queue if cycle.now - state.requests[id_].arrived + latency > slo_s]
+    # A stage of a pipeline is due with its pipeline.
+    too_late = [id_ for id_ in function.queue if cycle.now + latency > state.requests[id_].due]
     run_s = expected_s(state, function, worker.point, 1) or 0.0
     if len(too_late) == len(function.queue):
         served: list[RequestId] = []
         if _starts_cold(function, worker, slo_s - run_s):
             served = too_late
         elif run_s > slo_s:
-            served = [id_ for id_ in too_late if cycle.now - state.requests[id_].arrived < slo_s]
+            served = [id_ for id_ in too_late if cycle.now < state.requests[id_].due]
         too_late = queueing.without_newest(too_late, served, send.count, state.requests)
     if too_late:
         cycle.explain(function, "shed", f"{len(too_late)} requests could no longer meet their SLO")

@@ -77,7 +77,8 @@ def _waits(cycle: Cycle, function: Function, serving: Sequence[Device]) -> bool:
 
 
 def _fits_without_eviction(function: Function, device: Device) -> bool:
-    return device.blocks.nbytes + device.missing_bytes(pool_record(function)) <= device.config.memory_bytes
+    missing = device.missing_bytes(pool_record(function))
+    return device.blocks.nbytes + missing <= device.capacity(missing)
 
 
 def _is_free_sooner(cycle: Cycle, function: Function, devices: Sequence[Device]) -> bool:

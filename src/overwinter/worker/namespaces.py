@@ -58,12 +58,12 @@ def _enter() -> str:
     uid, gid = os.geteuid(), os.getegid()
     if _libc.unshare(_NEW_NAMESPACES if uid == 0 else _NEW_NAMESPACES | _CLONE_NEWUSER) != 0:
         return f"unshare: {os.strerror(ctypes.get_errno())}"
+    # Map the user to itself: a user that is not mapped could create no file.
+    entries = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"} if uid != 0 else {}
     try:
-        # Map the user to itself: a user that is not mapped could create no file.
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            if uid != 0:
-                with open(f"/proc/self/{name}", "w") as file:
-                    file.write(text)
+        for name, text in entries.items():
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
     except OSError as error:
         return f"the user cannot be mapped: {error}"
     return ""

@@ -142,6 +142,18 @@ def test_late_requests_are_served_unless_the_function_is_set_to_refuse_them():
     assert "1000 ms" in refusal.message
 
 
+def test_a_stage_is_not_refused_before_its_pipeline_is_late():
+    world = World(policy="batch+")
+    world.deploy(spec(profile=PROFILE, slo_ms=1000, max_batch=4, late="refuse"))
+    world.send(LoadAsked("f@1"))
+    world.settle_processes()
+    requests = [world.arrive(due=world.now + due_s) for due_s in (5.0, 0.5)]
+    world.now += 0.95
+    world.ring()
+    world.settle()
+    assert [type(world.answers[id_]) for id_ in requests] == [Reply, Refuse]
+
+
 def test_urgent_requests_go_first_and_the_ordinary_in_their_order():
     world = World(policy="fixed")
     world.deploy(spec())
