@@ -142,7 +142,7 @@ def say_what_to_try(url: str) -> None:
     program = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
     elsewhere = "" if url == DEFAULT_URL else f" --url {url}"
     request = '{"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["I lost my credit card"]}]}'
-    print(f"{len(demo_models.names())} functions are deployed at {url}, each asleep until it is called.")
+    print(f"{len(demo_models.names())} functions are deployed at {url}. Each wakes when it is called.")
     print("Try, in another terminal:\n")
     print(f"  {program} ps{elsewhere}")
     print(f"  {program} infer minilm-sentiment{elsewhere} --input {shlex.quote('text=What a wonderful film')}")

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Pipeline", "Stage", "deploy", "deploy_directory"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> object:
     # Late, so that a worker that imports one module of this package does not load an HTTP client.
     if name == "Client":

@@ -146,3 +146,8 @@ def test_a_list_of_a_handler_that_is_no_list_of_literals_is_refused(listed):
 def test_a_handler_that_python_cannot_parse_is_refused(listed):
     with pytest.raises(HandlerError, match="not valid Python"):
         packed_with(f"INPUTS = {listed}")
+
+
+def test_what_is_no_module_is_refused_by_its_type():
+    with pytest.raises(CallerError, match=r"torch\.nn\.Module, not int"):
+        deploy(1, (torch.zeros(1),), name="f")

@@ -122,6 +122,12 @@ def test_what_does_not_fit(name: str, text: str, words: str) -> None:
         read(name, text)
 
 
+def test_the_name_of_a_file_without_its_mark_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "x.npy").write_bytes(b"")
+    with pytest.raises(CallerError, match=f"write x=@{tmp_path}/x.npy"):
+        read("x", f"{tmp_path}/x.npy")
+
+
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"\xff")
     with pytest.raises(CallerError, match="not JSON"):

@@ -36,6 +36,10 @@ def test_files_and_directories_are_not_opened_yet(tmp_path: Path) -> None:
     [
         ("nowhere:model", CallerError, "there is no module 'nowhere'"),
         ("cli_scale.py:model", CallerError, "write cli_scale:model"),
+        ("./cli_scale.py:model", CallerError, "write cli_scale:model"),
+        ("models/vision.py:small", CallerError, r"write models\.vision:small"),
+        ("../cli_scale.py:model", CallerError, "outside of"),
+        ("cli_scale.py", CallerError, "write cli_scale:CALLABLE"),
         ("cli_scale:missing", CallerError, "cli_scale has no 'missing'"),
         ("cli_scale:answer", CallerError, "is a int, not a function"),
         ("cli_scale", CallerError, "neither module:callable"),

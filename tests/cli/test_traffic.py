@@ -20,7 +20,7 @@ def shown(run: Run, name: str) -> dict[int, tuple[int, bool]]:
 
 def test_a_rollback_a_split_and_the_newest_again(run: Run) -> None:
     deploy_twice(run, two := "two")
-    assert "two@1" in run("promote", two, "1").output
+    assert "two@1" in run("promote", f"{two}@1").output
     assert shown(run, two) == {1: (100, True), 2: (0, True)}
     assert "promote this one" in run("deploy", "cli_scale:model", "--name", two).output
     result = json.loads(run("split", two, "1=90", "3=10", "--json").output)
@@ -39,6 +39,7 @@ def test_a_rollback_a_split_and_the_newest_again(run: Run) -> None:
     ("arguments", "said"),
     [
         (("promote", "two", "first"), "newest"),
+        (("promote", "two"), "newest"),
         (("promote", "two", "0"), "newest"),
         (("split", "two", "1=90", "2=20"), "110 per cent"),
         (("split", "two", "1=50", "1=50"), "two shares"),

@@ -165,9 +165,13 @@ def deploy(  # noqa: PLR0913 - the options of a deploy
     Warnings report sizes that had to be restricted, and what the trial on the node found.
     """
     # Importing PyTorch takes a second.
+    from torch.nn import Module
+
     from overwinter.model.agreement import agree
     from overwinter.model.export import export
 
+    if not isinstance(model, Module):
+        raise CallerError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     chosen = settings_of(slo, settings)
     source = None if handler is None else read_source(Path(handler))
     return deploy_agreed(
@@ -225,7 +229,7 @@ def milliseconds(duration: str | float) -> float:
 def declared_tensors(source: str, name: str) -> tuple[TensorSpec, ...] | None:
     """The tensors that a handler's source lists under `name`, read without running it; None without such a list."""
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(source, "handler.py")
     except (SyntaxError, RecursionError, MemoryError) as error:
         # The text of a MemoryError is empty.
         text = str(error) or "an expression is nested too deeply"

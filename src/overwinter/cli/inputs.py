@@ -93,7 +93,8 @@ def _from_text(text: str, spec: TensorSpec) -> Any:
     except (ValueError, RecursionError) as error:
         if spec.datatype == BYTES:
             return text
-        raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}") from None
+        hint = f"; to send the file, write {spec.name}=@{text}" if Path(text).is_file() else ""
+        raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}{hint}") from None
     # For an input of BYTES, only a JSON string or list is JSON; anything else is plain text.
     return text if spec.datatype == BYTES and not isinstance(value, str | list) else value
 

@@ -51,9 +51,15 @@ def open_source(
             raise CallerError(f"there is no file {path}")
         return path
     module, mark, name = source.partition(":")
+    dotted = module.removeprefix("./").removesuffix(".py").replace("/", ".")
     if not (mark and module and name):
         others = "a .pt2 file, nor a directory, nor the .toml file of a pipeline"
-        raise CallerError(f"{source!r} is neither module:callable, nor {others}")
+        hint = f"; write {dotted}:CALLABLE" if module.endswith(".py") else ""
+        raise CallerError(f"{source!r} is neither module:callable, nor {others}{hint}")
+    if dotted.startswith("."):
+        raise CallerError(f"{module!r} is outside of {directory}: run the command there, or write the name of a module")
+    if dotted != module:
+        raise CallerError(f"{module!r} is a path, not the name of a module; write {dotted}:{name}")
     return _called(source, _found(module, name, directory))
 
 
@@ -66,8 +72,7 @@ def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise AuthorError(f"{module} cannot be imported: {error}{_line(error)}") from error
-        hint = f"; write {module.removesuffix('.py')}:{name}" if module.endswith(".py") else ""
-        raise CallerError(f"there is no module {module!r} in {directory} or on Python's path{hint}") from error
+        raise CallerError(f"there is no module {module!r} in {directory} or on Python's path") from error
     except AttributeError as error:
         raise CallerError(f"{module} has no {name!r}: {error}{_line(error)}") from error
     except Exception as error:  # the author's code may raise anything

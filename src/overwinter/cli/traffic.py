@@ -11,17 +11,19 @@ NEWEST = "newest"
 
 @click.command()
 @click.argument("name")
-@click.argument("version", metavar=f"VERSION|{NEWEST}")
+@click.argument("version", metavar=f"VERSION|{NEWEST}", required=False)
 @tenant_option
 @node_url
 @as_json
-def promote(name: str, version: str, tenant: str, url: str, as_json: bool) -> None:
+def promote(name: str, version: str | None, tenant: str, url: str, as_json: bool) -> None:
     """Send all requests that name no version to one version of a function.
 
     That version gets them until the next promotion or split, even when new versions are deployed. Promoting an older
     version is a rollback. `overwinter promote NAME newest` restores the default: each new version gets the requests
-    when it is deployed.
+    when it is deployed. NAME@VERSION is the same as NAME VERSION.
     """
+    if version is None:
+        name, _, version = name.partition("@")
     if version != NEWEST and not _is_positive(version):
         raise click.BadParameter(f"{version!r} must be a version number or {NEWEST}")
     shares = {} if version == NEWEST else {int(version): WHOLE}

@@ -180,7 +180,7 @@ def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
     name of a dimension occurs twice.
     """
     wanted = {spec.name: spec for spec in specs}
-    sizes: dict[str, int] = {}
+    sizes: dict[str, tuple[int, str]] = {}
     for tensor in inputs:
         if prod(max(1, size) for size in tensor.shape) > SIZES_PRODUCT_MAX:
             raise CallerError(f"input {tensor.name!r} has the impossible shape {list(tensor.shape)}")
@@ -190,14 +190,19 @@ def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
             raise CallerError(f"unknown or repeated input {tensor.name!r}; the inputs are {known or 'none'}")
         if tensor.datatype != spec.datatype:
             raise CallerError(f"input {tensor.name!r} is {spec.datatype}, not {tensor.datatype}")
-        if len(tensor.shape) != len(spec.shape):
-            raise _misfit(tensor, spec)
-        for size, expected in zip(tensor.shape, spec.shape, strict=True):
-            if size != (expected if isinstance(expected, int) else sizes.setdefault(expected, size)):
-                raise _misfit(tensor, spec)
+        _check_shape(tensor, spec, sizes)
     if wanted:
         raise CallerError(f"input {next(iter(wanted))!r} is missing")
 
 
-def _misfit(tensor: Tensor, spec: TensorSpec) -> CallerError:
-    return CallerError(f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}")
+def _check_shape(tensor: Tensor, spec: TensorSpec, sizes: dict[str, tuple[int, str]]) -> None:
+    """Raise CallerError unless the shape fits. `sizes`: each named size so far, and the input where it occurred."""
+    misfit = f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}"
+    if len(tensor.shape) != len(spec.shape):
+        raise CallerError(misfit)
+    for size, expected in zip(tensor.shape, spec.shape, strict=True):
+        if isinstance(expected, int):
+            if size != expected:
+                raise CallerError(misfit)
+        elif (known := sizes.setdefault(expected, (size, tensor.name)))[0] != size:
+            raise CallerError(f"{misfit}, and {expected!r} is {known[0]} in input {known[1]!r}")

@@ -181,7 +181,8 @@ def _described(step: str) -> Iterator[None]:
 
 def _tensor(name: str, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise HandlerError(f"preprocess must return a torch.Tensor for each program input; {name!r} is not one")
+        kind = type(value).__name__
+        raise HandlerError(f"preprocess must return a torch.Tensor for each program input; {name!r} is a {kind}")
     return plain(name, value)
 
 
