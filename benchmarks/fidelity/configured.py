@@ -23,7 +23,7 @@ SMALL_CONFIG: dict[str, Any] = {
 
 
 def configured(model: str, **sizes: Any) -> Callable[[], nn.Module]:
-    """Return a function that builds a model class of `transformers` from its configuration with these sizes."""
+    """Return a function that builds a model of this `transformers` class from its configuration with these sizes."""
 
     def build() -> nn.Module:
         import transformers

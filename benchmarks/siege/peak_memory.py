@@ -60,7 +60,7 @@ def measured_bytes(node: Node) -> int:
 
 
 def process_bytes(pids: Sequence[int]) -> int:
-    """Return the memory of these processes, with their share of files if the kernel reports it."""
+    """Return the memory of these processes, with their share of files if this user may read their PSS."""
     try:
         return memory(pids).total
     except PermissionError:

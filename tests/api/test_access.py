@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from overwinter.api import audit
+from overwinter.api.access import Access
 from overwinter.api.client import Client
-from overwinter.core.errors import ForbiddenError, NotFoundError, RateError, UnauthorizedError
+from overwinter.core.errors import ForbiddenError, NotFoundError, RateError, StoreError, UnauthorizedError
 from overwinter.store.blocks import address_of
 from overwinter.store.tokens import FILE, Quota, TokenFile
 from tests.api.fake_node import Served, manifest_of, serving, spec
@@ -370,3 +371,9 @@ def test_a_token_file_whose_state_cannot_be_read_admits_no_request_and_only_the_
     assert ["damaged" in record.message for record in caplog.records] == [False, True]
     kept.rename(tmp_path / FILE)
     assert http.get("/v2", headers=headers).status_code == 200
+
+
+def test_who_starts_the_node_is_told_why_the_tokens_cannot_be_read(tmp_path, tokens):
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(StoreError, match="Is a directory"):
+        Access(None, tokens)

@@ -122,6 +122,11 @@ def test_what_does_not_fit(name: str, text: str, words: str) -> None:
         read(name, text)
 
 
+def test_a_long_value_that_is_no_json_is_refused_as_such() -> None:
+    with pytest.raises(CallerError, match="is not JSON"):
+        read("x", "[" + 300 * "1 ")
+
+
 def test_the_name_of_a_file_without_its_mark_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"")
     with pytest.raises(CallerError, match=f"write x=@{tmp_path}/x.npy"):

@@ -40,6 +40,7 @@ def test_files_and_directories_are_not_opened_yet(tmp_path: Path) -> None:
         ("models/vision.py:small", CallerError, r"write models\.vision:small"),
         ("../cli_scale.py:model", CallerError, "outside of"),
         ("cli_scale.py", CallerError, "write cli_scale:CALLABLE"),
+        ("../cli_scale.py", CallerError, "of a pipeline$"),
         ("cli_scale:missing", CallerError, "cli_scale has no 'missing'"),
         ("cli_scale:answer", CallerError, "is a int, not a function"),
         ("cli_scale", CallerError, "neither module:callable"),

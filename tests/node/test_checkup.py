@@ -116,7 +116,7 @@ def test_the_sandbox_is_tested_in_a_child_process() -> None:
 def test_a_system_that_refuses_mounts_is_reported_as_the_log_of_a_node_would(
     tmp_path, monkeypatch, refused, found, remedy
 ) -> None:
-    if any("unshare" in each or "names of other files" in each for each in missing_protections()):
+    if any("no namespaces" in each or "names of other files" in each for each in missing_protections()):
         pytest.skip("this system gives no namespaces, or refuses mounts")
     mount = namespaces._mount
 

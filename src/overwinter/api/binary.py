@@ -49,15 +49,15 @@ def decode_reply(response: httpx.Response) -> tuple[Head, list[Tensor]]:
     CallerError if the bytes of a tensor do not fit its shape.
     """
     try:
-        head = int(response.headers[HEAD_LENGTH])
-        reply = msgspec.json.decode(response.content[:head], type=Head)
-        sizes = [output.parameters["binary_data_size"] for output in reply.outputs]
+        head_bytes = int(response.headers[HEAD_LENGTH])
+        head = msgspec.json.decode(response.content[:head_bytes], type=Head)
+        sizes = [output.parameters["binary_data_size"] for output in head.outputs]
     except (KeyError, ValueError) as error:
         raise MachineError(f"the answer from {response.url} is not in the binary tensor format: {error!r}") from error
     tensors = []
-    tail = memoryview(response.content)[head:]
-    for output, size in zip(reply.outputs, sizes, strict=True):
+    tail = memoryview(response.content)[head_bytes:]
+    for output, size in zip(head.outputs, sizes, strict=True):
         tensors.append(Tensor(output.name, output.datatype, output.shape, tail[:size]))
         check_size(tensors[-1])
         tail = tail[size:]
-    return reply, tensors
+    return head, tensors

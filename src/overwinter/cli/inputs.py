@@ -15,6 +15,7 @@ one.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from math import inf, isfinite, isnan, nan
@@ -93,7 +94,7 @@ def _from_text(text: str, spec: TensorSpec) -> Any:
     except (ValueError, RecursionError) as error:
         if spec.datatype == BYTES:
             return text
-        hint = f"; to send the file, write {spec.name}=@{text}" if Path(text).is_file() else ""
+        hint = f"; to send the file, write {spec.name}=@{text}" if os.path.isfile(text) else ""
         raise CallerError(f"input {spec.name!r} is {spec.datatype}, and {text!r} is not JSON: {error}{hint}") from None
     # For an input of BYTES, only a JSON string or list is JSON; anything else is plain text.
     return text if spec.datatype == BYTES and not isinstance(value, str | list) else value

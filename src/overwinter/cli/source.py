@@ -7,6 +7,7 @@
 The code of a module runs here, on the author's own machine. This module imports PyTorch.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -51,10 +52,10 @@ def open_source(
             raise CallerError(f"there is no file {path}")
         return path
     module, mark, name = source.partition(":")
-    dotted = module.removeprefix("./").removesuffix(".py").replace("/", ".")
+    dotted = os.path.relpath(directory / module, directory).removesuffix(".py").replace("/", ".")
     if not (mark and module and name):
         others = "a .pt2 file, nor a directory, nor the .toml file of a pipeline"
-        hint = f"; write {dotted}:CALLABLE" if module.endswith(".py") else ""
+        hint = f"; write {dotted}:CALLABLE" if module.endswith(".py") and not dotted.startswith(".") else ""
         raise CallerError(f"{source!r} is neither module:callable, nor {others}{hint}")
     if dotted.startswith("."):
         raise CallerError(f"{module!r} is outside of {directory}: run the command there, or write the name of a module")

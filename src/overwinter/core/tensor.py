@@ -197,12 +197,17 @@ def check_inputs(inputs: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
 
 def _check_shape(tensor: Tensor, spec: TensorSpec, sizes: dict[str, tuple[int, str]]) -> None:
     """Raise CallerError unless the shape fits. `sizes`: each named size so far, and the input where it occurred."""
-    misfit = f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}"
     if len(tensor.shape) != len(spec.shape):
-        raise CallerError(misfit)
+        raise _misfit(tensor, spec)
     for size, expected in zip(tensor.shape, spec.shape, strict=True):
         if isinstance(expected, int):
             if size != expected:
-                raise CallerError(misfit)
+                raise _misfit(tensor, spec)
         elif (known := sizes.setdefault(expected, (size, tensor.name)))[0] != size:
-            raise CallerError(f"{misfit}, and {expected!r} is {known[0]} in input {known[1]!r}")
+            raise _misfit(tensor, spec, f", and {expected!r} is {known[0]} in input {known[1]!r}")
+
+
+def _misfit(tensor: Tensor, spec: TensorSpec, why: str = "") -> CallerError:
+    return CallerError(
+        f"input {tensor.name!r} has shape {list(tensor.shape)}; the function takes {list(spec.shape)}{why}"
+    )

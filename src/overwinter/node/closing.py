@@ -7,7 +7,7 @@ are, so in the event loop one tenant could delay all others.
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from overwinter.node.threads import Threads
 
@@ -23,8 +23,8 @@ class ClosingThread:
         """Close a file soon."""
         self._thread.submit(os.close, fd)
 
-    def run(self, work: Callable[[], None]) -> Awaitable[None]:
-        """Do this work soon; what it raises is raised where the result is awaited."""
+    def run(self, work: Callable[[], None]) -> asyncio.Future[None]:
+        """Do this work soon; the result has what it raises."""
         return asyncio.wrap_future(self._thread.submit(work))
 
     def end(self) -> None:

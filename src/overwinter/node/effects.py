@@ -158,10 +158,11 @@ class NodeEffects:
         if not self._processes.forks.closing:
             # A host store that is closed removes its files itself.
             work = self._processes.files.closing.run(self._hosts.removals.remove)
-            self._tasks.create_task(contain(work, self._removal_failed))
+            work.add_done_callback(self._removed)
 
-    def _removal_failed(self, error: Exception) -> None:
-        self._throttle.log(("removal",), f"the file of a dropped block could not be removed from memory: {error}")
+    def _removed(self, work: asyncio.Future[None]) -> None:
+        if not work.cancelled() and (error := work.exception()) is not None:
+            self._throttle.log(("removal",), f"the file of a dropped block could not be removed from memory: {error}")
 
     def _load_blocks(self, function: DeployedFunction, operation: OperationId) -> None:
         try:

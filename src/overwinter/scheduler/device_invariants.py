@@ -33,7 +33,7 @@ def check(cycle: Cycle) -> None:
         if function.waits_in == "devices":
             assert function.pool is not None
             at = cycle.timers.at("devices")
-            # A long step leaves all of them to the next one; those behind the first ones are looked at a few at a time.
+            # A long step leaves all waiting functions to the next step; of those behind the first, a step tries a few.
             if at is None or (id_ in first and at > cycle.now):
                 assert not could_begin(cycle, function), f"{id_} waits although a device that serves its owner is free"
     for device in pool.devices.values() if pool.waiting else ():
@@ -106,7 +106,9 @@ def waiting(cycle: Cycle) -> dict[FunctionId, list[str]]:
 
 
 def check_exclusive(blocks: HeldBlocks, holders: Mapping[FunctionId, Mapping[Address, int]]) -> None:
-    """The exclusive bytes of these functions, which hold all blocks, are right."""
+    """Raise AssertionError unless the exclusive bytes and the number of references of these functions are right.
+    Together they hold all blocks.
+    """
     for id_, sizes in holders.items():
         exclusive = sum(nbytes for address, nbytes in sizes.items() if blocks.holders[address] == 1)
         assert blocks.exclusive(id_) == exclusive, f"the exclusive bytes of {id_} are wrong"

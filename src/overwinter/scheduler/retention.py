@@ -1,9 +1,9 @@
 """Decides how long idle workers and unused blocks stay.
 
 Both are caches: nothing is evicted for idleness alone, unless a keep-alive is set (for blocks: `host_keep_alive_s`),
-and evictions for other functions go by value (idle.py, victims.py). Once a family has a profile,
-its number of workers follows the rate, and a worker whose keep-alive has ended is stopped only if no other worker of
-the family has a free slot.
+and evictions for other functions go by value (idle.py, victims.py). Once a family has a profile, its number of workers
+follows the rate. Then the end of a keep-alive stops a worker only if no other worker of the family has a free slot;
+otherwise the scaler decides.
 """
 
 from itertools import islice
@@ -114,7 +114,7 @@ def _unbind(cycle: Cycle, worker: Worker, binding: Binding) -> bool:
     stop_using(cycle, worker, function, "the machine is short of memory", marks=False)
     if _is_unused(function):
         unused_s = cycle.now - function.used_at
-        evict_blocks_of(cycle, function, f"the machine ran short of memory; it was used {unused_s:.1f} s ago")
+        evict_blocks_of(cycle, function, f"the machine ran short of memory; last used {unused_s:.1f} s ago")
     return True
 
 
@@ -210,7 +210,7 @@ def evict(cycle: Cycle, nbytes: int) -> bool:
         cycle.eviction_work += len(victim.sizes) + min(len(cycle.state.evictable), victims.SCANNED_MAX)
         # The reason does not say how many bytes this frees: that would reveal how many of them other functions hold,
         # perhaps of another tenant.
-        evict_blocks_of(cycle, victim, f"others needed space; it was used {cycle.now - victim.used_at:.1f} s ago")
+        evict_blocks_of(cycle, victim, f"others needed space; last used {cycle.now - victim.used_at:.1f} s ago")
     return True
 
 
@@ -222,7 +222,9 @@ def has_evicted_enough(cycle: Cycle) -> bool:
 
 
 def release_blocks(cycle: Cycle, nbytes: int) -> int:
-    """Evict unused blocks, until this many bytes are freed or nothing is left; returns the freed bytes."""
+    """Evict unused blocks until this many bytes are freed, nothing is left, or the step has done its share of work;
+    return the freed bytes.
+    """
     before = host_bytes(cycle)
     evict(cycle, nbytes)
     return before - host_bytes(cycle)

@@ -1,6 +1,7 @@
 """Refuses the late requests of a function that is set to refuse them, when its next run in a worker begins."""
 
 from overwinter.core.ids import RequestId
+from overwinter.scheduler import families
 from overwinter.scheduler.answers import refuse
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.policies import queueing
@@ -20,13 +21,15 @@ def shed(cycle: Cycle, function: Function, send: Send) -> None:
     slo_s = (function.spec.settings.slo_ms or 0.0) / 1000
     # Without requests of other functions that join: joining must not make a request too late.
     latency = expected_s(state, function, worker.point, min(send.count, len(function.queue))) or 0.0
-    # A stage of a pipeline is due with its pipeline.
+    # The due time of a stage follows from the SLO of its pipeline.
     too_late = [id_ for id_ in function.queue if cycle.now + latency > state.requests[id_].due]
     run_s = expected_s(state, function, worker.point, 1) or 0.0
     if len(too_late) == len(function.queue):
         served: list[RequestId] = []
-        if _starts_cold(function, worker, slo_s - run_s):
-            served = too_late
+        # Those that arrived when the function was ready did not wait for a cold start.
+        cold = [id_ for id_ in too_late if state.requests[id_].start != "warm"]
+        if cold and _starts_cold(function, worker, slo_s - run_s):
+            served = cold
         elif run_s > slo_s:
             served = [id_ for id_ in too_late if cycle.now < state.requests[id_].due]
         too_late = queueing.without_newest(too_late, served, send.count, state.requests)
@@ -34,7 +37,10 @@ def shed(cycle: Cycle, function: Function, send: Send) -> None:
         cycle.explain(function, "shed", f"{len(too_late)} requests could no longer meet their SLO")
     queueing.remove_all(function.queue, too_late)
     for id_ in too_late:
-        message = f"function {function.spec.id} can no longer answer this request within {slo_s * 1000:g} ms"
+        request = state.requests[id_]
+        is_own = request.due == families.due_at(function.spec, request.arrived)
+        slo = f"{slo_s * 1000:g} ms" if is_own else "the SLO of its pipeline"
+        message = f"function {function.spec.id} can no longer answer this request within {slo}"
         refuse(cycle, id_, "OverloadedError", message, cycle.config.retry_after_min_s)
 
 

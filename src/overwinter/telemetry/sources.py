@@ -1,4 +1,4 @@
-"""The data sources of metrics, usage, `top` and `explain`."""
+"""The data sources of metrics, `top`, `devices` and `explain`."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -10,8 +10,9 @@ from overwinter.telemetry.statistics import Statistics
 
 
 class Sources(NamedTuple):
-    """All data of a node's telemetry except the scheduler's, of which readers get a snapshot. Threads read it while the
-    loop runs. So they iterate over a copy of a table whose size may change; the copies are from about the same moment.
+    """The data of these views, except the counts of pipelines, and the scheduler's data, of which readers get a
+    snapshot. Threads read it while the loop runs. So they iterate over a copy of a table whose size may change; the
+    copies are from about the same moment.
     """
 
     config: SchedulerConfig

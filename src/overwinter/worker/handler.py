@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from overwinter.core.errors import CallerError, HandlerError, OverwinterError
+from overwinter.core.errors import CallerError, HandlerError
 from overwinter.core.ids import Address
 from overwinter.worker.values import Value, plain
 
@@ -173,9 +173,10 @@ def _described(step: str) -> Iterator[None]:
     """
     try:
         yield
-    except OverwinterError:
-        raise
     except FAILURES as error:
+        # The text of any other error may come from code of the author, too.
+        if type(error) in (CallerError, HandlerError) and all(type(each) is str for each in error.args):
+            raise
         raise HandlerError(f"{step} failed, or returned no dict of named values, and describing that failed") from error
 
 

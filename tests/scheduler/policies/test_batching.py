@@ -118,6 +118,7 @@ def test_a_waiting_batch_is_sent_by_its_timer_at_the_latest():
 
 def late(world: World) -> list[str]:
     """Let three requests wait for their batch in an idle worker until they are late."""
+    world.now += 0.1
     world.send(LoadAsked("f@1"))
     world.settle_processes()
     for _ in range(3):
