@@ -224,14 +224,20 @@ def long_run(*others, **config) -> tuple[World, int]:
     return world, request
 
 
-def test_a_limit_for_others_that_left_does_not_end_a_run_early_when_its_function_is_unloaded():
-    world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0), device_isolation="tenant")
+def until_a_limit_for_others_that_left(world) -> float:
+    """Let `g` wait for the device and leave, and pass the limit that the run of `f` got for that; return the limit."""
     waiting = world.arrive("g")
     world.load_blocks()
     while (at := known(world).operation.drain_until) == float("inf"):
         world.ring()
     world.send(Cancelled(waiting))
     world.now = at + 1.0
+    return at
+
+
+def test_a_limit_for_others_that_left_does_not_end_a_run_early_when_its_function_is_unloaded():
+    world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0), device_isolation="tenant")
+    at = until_a_limit_for_others_that_left(world)
     world.send(UnloadAsked("f@1"))
     until_killed(world)
     assert world.now == at + 6.0
@@ -351,12 +357,7 @@ def test_a_run_whose_time_slice_is_over_ends_within_the_drain_timeout_if_another
 
 def test_a_long_run_goes_on_while_nobody_else_waits_for_the_device():
     world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0))
-    waiting = world.arrive("g")
-    world.load_blocks()
-    while (at := known(world).operation.drain_until) == float("inf"):
-        world.ring()
-    world.send(Cancelled(waiting))
-    world.now = at + 1.0
+    until_a_limit_for_others_that_left(world)
     world.arrive("f")
     assert (kills(world), request in world.open) == ([], True)
     # The next one that waits gets the device at once.

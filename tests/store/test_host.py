@@ -174,16 +174,17 @@ def test_a_block_cut_after_its_sealing_is_never_served(repository, host):
         assert os.pread(descriptor, len(DATA), 0) == DATA
 
 
-def test_a_cut_block_on_a_full_disk_that_cannot_be_removed_can_be_loaded_again(repository, host, monkeypatch):
-    def unlink(path, missing_ok=False):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def refuse_on_full_disk(path, missing_ok=False):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def test_a_cut_block_on_a_full_disk_that_cannot_be_removed_can_be_loaded_again(repository, host, monkeypatch):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     cut(host.root / BLOB.address, 4096)
     # Some filesystems need space for a removal.
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", unlink)
+        patch.setattr(Path, "unlink", refuse_on_full_disk)
         with pytest.raises(StoreError, match="cannot drop blocks .* No space left"):
             host.open([BLOB.address])
     assert host.load([BLOB]) == len(DATA)
@@ -192,14 +193,11 @@ def test_a_cut_block_on_a_full_disk_that_cannot_be_removed_can_be_loaded_again(r
 
 
 def test_a_damaged_block_that_cannot_be_removed_is_reported_as_damaged(repository, host, monkeypatch):
-    def unlink(path, missing_ok=False):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     flip_bit(host.root / BLOB.address)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", unlink)
+        patch.setattr(Path, "unlink", refuse_on_full_disk)
         assert not host.verify(BLOB.address)
     assert host.load([BLOB]) == len(DATA)
     assert host.verify(BLOB.address)

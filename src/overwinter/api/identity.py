@@ -1,7 +1,7 @@
-"""The client's side of tokens and tenants: the headers by which a client says who it is.
+"""Tokens and tenants in the headers by which a client says who it is.
 
-They are checked before the first request, because an HTTP library refuses a header with invalid characters in the same
-way as a node that does not answer.
+The client checks them before the first request, because an HTTP library refuses a header with invalid characters in the
+same way as a node that does not answer.
 """
 
 import re

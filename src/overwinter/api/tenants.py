@@ -5,16 +5,13 @@ A request with a token acts for the token's tenant, or with the scope `admin` fo
 mistakes. On such a node, running a function needs no tenant.
 """
 
-import re
-
 from overwinter.api.access import DEFAULT, TENANT
 from overwinter.api.exchange import Request
-from overwinter.core.errors import CallerError, ForbiddenError
-from overwinter.core.ids import NAME_PATTERN, NAME_RULE, FunctionName, TenantId
+from overwinter.api.identity import checked_tenant
+from overwinter.core.errors import ForbiddenError
+from overwinter.core.ids import FunctionName, TenantId
 
 HEADER = TENANT.decode()
-
-_is_name = re.compile(NAME_PATTERN).match
 
 
 def tenant_of(request: Request) -> TenantId:
@@ -26,9 +23,7 @@ def tenant_of(request: Request) -> TenantId:
     tenant = request.headers.get(HEADER)
     if tenant is None:
         return DEFAULT
-    if not _is_name(tenant):
-        raise CallerError(f"{tenant[:80]!r} is not a valid tenant name: {NAME_RULE}")
-    return TenantId(tenant)
+    return TenantId(checked_tenant(tenant))
 
 
 def check_tenant(tenant: TenantId, owner: TenantId, what: str) -> None:

@@ -2,7 +2,16 @@
 
 import click
 
-from overwinter.cli.options import as_json, assignment, connect, echo, node_url, print_json, tenant_option
+from overwinter.cli.options import (
+    as_json,
+    assignment,
+    connect,
+    echo,
+    function_version,
+    node_url,
+    print_json,
+    tenant_option,
+)
 from overwinter.core.errors import CallerError
 from overwinter.core.versions import WHOLE, Share, check_shares
 
@@ -23,7 +32,8 @@ def promote(name: str, version: str | None, tenant: str, url: str, as_json: bool
     when it is deployed. NAME@VERSION is the same as NAME VERSION.
     """
     if version is None:
-        name, _, version = name.partition("@")
+        name, number = function_version(name)
+        version = "" if number is None else str(number)
     if version != NEWEST and not _is_positive(version):
         raise click.BadParameter(f"{version!r} must be a version number or {NEWEST}")
     shares = {} if version == NEWEST else {int(version): WHOLE}

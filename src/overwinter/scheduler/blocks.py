@@ -59,12 +59,18 @@ def release(cycle: Cycle, function: Function) -> None:
     drop_unused(cycle, function.sizes, function.spec.store)
 
 
+def is_lost_again(function: Function) -> bool:
+    """Whether blocks that are missing now, before they are released, are missing twice in a row. It is no second time
+    if the blocks are released already: several processes may miss the same block.
+    """
+    return function.lost_blocks and function.loaded
+
+
 def lose(cycle: Cycle, function: Function) -> bool:
     """Release the function's blocks because a worker missed some, so that all are loaded again. Return whether they
-    were missing twice in a row. It is no second time if the blocks are released already: several workers may miss the
-    same block.
+    were missing twice in a row.
     """
-    twice, function.lost_blocks = function.lost_blocks and function.loaded, True
+    twice, function.lost_blocks = is_lost_again(function), True
     if function.loaded:
         release(cycle, function)
     return twice

@@ -14,7 +14,7 @@ from overwinter.core.ids import Seconds, WorkerId
 from overwinter.scheduler import device_ahead, device_runs, functions, residency
 from overwinter.scheduler.answers import refuse, why_unloaded
 from overwinter.scheduler.backoff import backoff_s, may_retry
-from overwinter.scheduler.blocks import evict_blocks_of, release
+from overwinter.scheduler.blocks import evict_blocks_of, is_lost_again, release
 from overwinter.scheduler.cycle import Cycle
 from overwinter.scheduler.device_order import count_answer
 from overwinter.scheduler.device_runs import end_operation, expire_if_removed, put_back
@@ -113,10 +113,9 @@ def exited(cycle: Cycle, event: WorkerExited) -> None:
 
 def _spare(function: Function, event: WorkerExited) -> bool:
     """Record whether a block was missing, before the function's blocks are released. Return whether that excuses the
-    exit: not if it happens twice in a row. It is no second time if the blocks are released already: several executors
-    may miss the same block.
+    exit: not if it happens twice in a row.
     """
-    spared = event.lost_blocks and not (function.lost_blocks and function.loaded)
+    spared = event.lost_blocks and not is_lost_again(function)
     function.lost_blocks = event.lost_blocks
     return spared
 

@@ -136,8 +136,7 @@ def overdue_at(worker: Worker) -> float:
 
 def for_capacity(cycle: Cycle, function: Function, wanted: Claim, spares_overdue: bool = False) -> Victim:
     """Return the worker to stop so that a function gets what it wants (capacity for a worker, or only private memory),
-    or when one may be stopped. `spares_overdue`: return no worker of its own tenant with an
-    overdue run.
+    or when one may be stopped. `spares_overdue`: return no worker of the function's tenant with an overdue run.
     """
     victim = idle_for_capacity(cycle, function, wanted)
     if victim.worker is not None:
