@@ -77,7 +77,7 @@ def test_members_wait_for_a_slot_of_their_family_in_the_order_in_which_they_are_
     assert len(of(StartWorker, world.log)) == 1
 
 
-def test_runs_of_several_members_go_on_in_one_worker_at_once():
+def test_runs_of_several_members_are_in_progress_in_one_worker_at_the_same_time():
     world = family("f", "g", concurrency=2)
     world.arrive("g")
     world.settle()
@@ -118,7 +118,7 @@ def test_an_idle_worker_is_stopped_for_one_of_its_family_that_came_after_it():
     assert [start.function for start in of(StartWorker, world.log)] == ["f@1", "g@1"]
 
 
-def test_requests_that_wait_for_a_bind_needed_one_only_if_it_succeeds():
+def test_requests_that_wait_for_a_bind_count_as_bound_only_if_it_succeeds():
     world = family("f", "g")
     requests = [world.arrive("g")]
     world.load_blocks(added=0)
@@ -169,7 +169,7 @@ def test_a_removed_member_is_unbound_and_its_sibling_continues():
     assert world.answers[3].start == "warm"
 
 
-def test_a_member_that_runs_is_unbound_when_its_run_has_ended_or_refused_at_the_drain_timeout():
+def test_a_running_member_is_unbound_at_the_end_of_its_run_even_if_its_request_was_refused_before():
     for ends in (True, False):
         world = family("f", "g", config={"drain_timeout_s": 2.0}, concurrency=2)
         request = world.arrive("g")
@@ -287,7 +287,7 @@ def test_a_function_that_hangs_now_and_then_stays_with_its_siblings():
     assert [each for each in of(Explanation, world.log) if each.what == "isolate"] == []
 
 
-def test_a_workers_keep_alive_is_that_of_the_functions_that_it_has_left():
+def test_a_workers_keep_alive_is_that_of_the_functions_that_are_still_bound_in_it():
     world = World()
     world.deploy(member("f", keep_alive_s=5.0, timeout_s=300.0))
     world.deploy(member("g", timeout_s=300.0))
@@ -340,7 +340,7 @@ def test_what_many_members_add_to_a_worker_is_within_its_need():
     assert of(Unbind, world.send(MemoryMeasured(((1, worker.point.memory_bytes + (400 << 20)),))))
 
 
-def test_a_lost_block_releases_those_of_all_that_the_worker_had():
+def test_a_lost_block_releases_the_blocks_of_all_functions_that_were_bound_in_the_worker():
     world = family("f", "g")
     world.arrive("g")
     world.settle()
@@ -447,7 +447,7 @@ def test_where_all_that_try_again_refuse_their_late_requests_others_get_the_slot
     assert [type(world.answers[request]) for request in timely] == [Reply] * 3
 
 
-def test_the_function_whose_run_has_ended_is_marked_and_one_to_be_woken_takes_one_place(monkeypatch):
+def test_the_function_whose_run_has_ended_is_marked_and_one_that_waits_and_is_to_be_woken_counts_once(monkeypatch):
     monkeypatch.setattr(families, "MARKED_MAX", 2)
     world = family(*"fghij", config={"cores": 1})
     for name in "fghij":

@@ -17,7 +17,7 @@ from overwinter.device.reserved import ReservedDevice
 from overwinter.model.compile import Compiled, Waiting
 
 LIBRARIES_BYTES = 256 << 20
-"""The memory of a GPU for the workspaces of libraries and for kernels, besides the arena and activations."""
+"""The memory of a GPU that PyTorch may allocate for libraries and kernels, besides the arena and activations."""
 
 
 class Registration:

@@ -1,15 +1,17 @@
 """Prepares functions on idle devices, so that their first run there does not wait for a preparation.
 
-An executor needs the program of a function, compiled and run once, and mappings of its blocks. One executor at a time
-prepares one function: the most recently used one whose program it does not have, while no function waits for a device,
-a core or capacity for a worker, and no core is busy or at least two are free. The device stays free, because a run that
-is ordered ends the preparation early: before the next call that reads a new weight, or by a kill of the executor
+An executor needs the program of a function, compiled and, on a virtual device, run once, and mappings of its blocks,
+which a GPU's executor also registers. One executor at a time prepares one function: the most recently used one whose
+program it does not have, while no function waits for a device, a core or capacity for a worker, and no core is busy or
+at least two are free. The device stays free, because a run that is ordered ends the preparation early: before the next
+call that reads a new weight (on a GPU: before the next block is registered), or by a kill of the executor
 (`limit_preparation` in device_runs.py). Then the device prepares again when it has been idle for IDLE_S, so that a
-client with one request after the other does not wait for a preparation at each of them. A function whose preparation
-kills its executor is not prepared again, and others of its tenant only after UNPREPARED_S, unless a block was missing
-for the first time. The end of the executor counts as a failure neither of the device nor of the requests that waited
-for the end of the preparation. After a preparation that delays a run for longer than DELAY_MAX_S, no function of its
-tenant is prepared for UNPREPARED_S either.
+client with one request after the other does not wait for a preparation at each of them. If an executor dies during a
+preparation, or is killed because it hangs, the function is not prepared again, and others of its tenant only after
+UNPREPARED_S. The death because of a missing block does not count, unless that happens twice in a row. The end of the
+executor counts as a failure neither of the device nor of the requests that waited for the end of the preparation. After
+a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S
+either.
 """
 
 from itertools import islice
@@ -93,7 +95,7 @@ def _next_function(cycle: Cycle, device: Device, executor: Executor) -> Function
 
 
 def _suits(cycle: Cycle, device: Device, function: Function) -> bool:
-    """Whether a function is likely to run on a device."""
+    """Whether a function may be prepared now, and is likely to run on a device."""
     pooled, name, now = pool_record(function), device.config.name, cycle.now
     if pooled.preparation_failed or now < function.backoff_until or function.used_at + KEEP_S <= now:
         return False

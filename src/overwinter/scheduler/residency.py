@@ -1,7 +1,7 @@
 """Records which functions are on which devices.
 
-A function leaves the devices at the latest when its blocks leave the host store, or after its run in progress there.
-So blocks are never copied back from a device.
+A function whose blocks leave the host store leaves the devices too: at once, or when its run in progress on a device
+has ended. So blocks are never copied back from a device.
 """
 
 from math import inf

@@ -96,8 +96,8 @@ class Draft:
             os.fsync(self._descriptor)
 
     def seal(self, directory: Path, *, durable: bool) -> None:
-        """Make the file read-only and move it to its address in `directory`; `durable`: after `sync`, it survives a
-        power failure there.
+        """Make the file read-only and move it to its address in `directory`; `durable`: it survives a power failure
+        there, if `sync` was called before.
         """
         with disk_errors(self._what, directory):
             os.fchmod(self._descriptor, 0o444)

@@ -19,7 +19,7 @@ class Hooks(Generic[T]):
     """The methods that a tracker calls while it reads (tracking.py)."""
 
     def _answered(self, tally: T, action: Reply, seconds: float, now: Seconds) -> None:
-        """A request was answered."""
+        """A request was answered, `seconds` after it arrived."""
 
     def _refused(self, tally: T, action: Refuse, now: Seconds) -> None:
         """A request was refused."""

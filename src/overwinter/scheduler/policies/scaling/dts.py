@@ -36,7 +36,7 @@ def by_memory(given: ScalingInput) -> Scaled:
 
 
 def by_memory_and_cores(given: ScalingInput) -> Scaled:
-    """Scale by algorithm 1 with m + alpha·c for m."""
+    """Scale by algorithm 1 over the remaining rate, with m + alpha·c as the cost (m: memory, c: cores)."""
     return scale(_BY_MEMORY_AND_CORES, given)
 
 

@@ -32,8 +32,8 @@ class ScalingInput(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[CurrentWorker, ...] = ()
     free_cores: float
     free_workers: int
-    """The further workers up to the maximum of the functions' settings, or of the node if that is smaller. Workers of
-    other families do not count.
+    """The workers that may be added: up to the sum of the functions' `max_workers`, or up to the node's limit if that
+    is smaller. Workers of other families do not count.
     """
     free_bytes: float
     """The memory for further workers; infinite without a limit."""
