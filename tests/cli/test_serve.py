@@ -24,7 +24,8 @@ from tests.cli.conftest import Run, Serving, serving
 
 
 def config(*arguments: str) -> NodeConfig:
-    values = serve.make_context("serve", [*arguments]).params
+    # The command keeps the names of its help option from the first context, so they are those of `overwinter`.
+    values = serve.make_context("serve", [*arguments], help_option_names=["-h", "--help"]).params
     for name in ("port_file", "as_json", "insecure", "log_format"):
         del values[name]
     return config_of(values)
@@ -89,6 +90,25 @@ def test_devices_are_alike() -> None:
     )
     with pytest.raises(ValueError, match="--device-memory"):
         config("--devices", "1", "--device-memory", "1KiB")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--device-kind", "null"),
+        ("--device-memory", "2GiB"),
+        ("--device-activations", "64MiB"),
+        ("--device-bandwidth", "1GB"),
+        ("--devices-per-switch", "2"),
+        ("--device-peer-bandwidth", "50GB"),
+    ],
+)
+def test_options_of_devices_are_refused_where_there_are_none(option: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} .*--devices"):
+        config(option, value)
+    with pytest.raises(ValueError, match=f"^{option} .*--devices"):
+        config("--devices", "0", option, value)
+    assert len(config("--devices", "2", option, value).scheduler.devices) == 2 or value == "50GB"
 
 
 def test_devices_share_switches_and_copy_from_each_other() -> None:

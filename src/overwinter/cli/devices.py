@@ -65,6 +65,7 @@ def device_options() -> list[click.Option]:
             ["--device-peer-bandwidth"],
             type=byte_size,
             metavar="SIZE",
+            default=None,
             help="Bytes per second from each device to each other one. [default: no links between devices]",
         ),
     ]
@@ -80,6 +81,8 @@ _BOUNDED = {
 
 def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
     """Remove these options from `values`, and return the devices. Raises ValueError for impossible ones."""
+    if not values["devices"]:
+        _check_defaults(values)
     names = ("devices", "devices_per_switch", "device_peer_bandwidth")
     count, per_switch, peer_bytes_per_s = (values.pop(name) for name in names)
     kind: DeviceKind = values.pop("device_kind")
@@ -107,6 +110,13 @@ def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
         )
         for number, device in enumerate(devices)
     )
+
+
+def _check_defaults(values: dict[str, Any]) -> None:
+    """Raise ValueError if an option describes devices of a node that has none."""
+    for option in device_options():
+        if values[option.name or ""] != option.type(option.default):
+            raise ValueError(f"{option.opts[0]} describes devices, and this node has none: give --devices NUMBER too")
 
 
 def check_environment() -> None:
