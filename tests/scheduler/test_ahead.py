@@ -21,7 +21,7 @@ def node(*functions, **config) -> World:
 
 
 def use(world, name="f") -> StartWorker | None:
-    """Send a request and let it be answered; return the start that it took, if any."""
+    """Send a request and let it be answered; return the start of a worker for it, if any."""
     before = len(world.log)
     request = world.arrive(name)
     world.settle()
@@ -78,7 +78,7 @@ def test_nothing_is_forked_ahead_unless_that_is_asked_for():
         assert not of(ForkAhead, world.log)
 
 
-def test_a_start_of_a_program_that_the_process_lacks_forks_a_worker_and_the_process_is_replaced():
+def test_a_start_of_a_program_that_the_forked_process_lacks_forks_a_worker_and_replaces_the_process():
     world = node(spec("f", keep_alive_s=1), spec("g"))
     use(world)
     refill(world)
@@ -91,7 +91,7 @@ def test_a_start_of_a_program_that_the_process_lacks_forks_a_worker_and_the_proc
     assert use(world, "f").ahead is not None
 
 
-def test_a_worker_for_several_concurrent_runs_is_no_process_that_was_forked_ahead():
+def test_a_start_of_a_worker_for_concurrent_runs_uses_no_process_that_was_forked_ahead():
     world = node(spec("f", keep_alive_s=1, concurrency=2))
     use(world)
     refill(world)
@@ -102,7 +102,7 @@ def test_a_worker_for_several_concurrent_runs_is_no_process_that_was_forked_ahea
     assert (start.concurrency, start.ahead) == (2, None)
 
 
-def test_it_is_not_forked_while_cores_are_busy_or_right_after_a_start():
+def test_no_process_is_forked_ahead_while_cores_are_busy_or_right_after_a_start():
     world = node(spec("f"), spec("g"), cores=1)
     world.arrive("f")
     world.settle_processes()
@@ -119,7 +119,7 @@ def test_it_is_not_forked_while_cores_are_busy_or_right_after_a_start():
 
 
 @pytest.mark.parametrize(("cores", "is_forked"), [(2, False), (3, True)])
-def test_it_is_forked_beside_a_run_only_if_a_further_core_is_free(cores, is_forked):
+def test_a_process_is_forked_ahead_beside_a_run_only_if_a_further_core_is_free(cores, is_forked):
     world = node(spec("f"), cores=cores)
     use(world)
     world.arrive("f")
@@ -131,7 +131,7 @@ def test_it_is_forked_beside_a_run_only_if_a_further_core_is_free(cores, is_fork
     assert bool(world.ahead or world.starting) == is_forked
 
 
-def test_it_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
+def test_a_process_forked_ahead_counts_as_starting_until_it_waits_and_is_not_taken_over_before():
     world = node(spec("f", keep_alive_s=0), cores=2)
     use(world)
     while not world.starting:
@@ -163,7 +163,7 @@ def test_what_is_forked_ahead_is_stopped_before_an_idle_worker(bound):
     assert {worker.function for worker in world.state.workers.values()} == {"f@1", "g@1"}
 
 
-def test_a_start_without_memory_evicts_others_and_not_the_process_that_it_uses():
+def test_a_start_that_lacks_memory_stops_an_idle_worker_and_not_the_process_that_it_uses():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 5 << 20, 1, 1, 0.1),))
     world = node(spec("f", profile=profile, keep_alive_s=1), spec("g", profile=profile), memory_bytes=9 << 20)
     use(world)
@@ -187,7 +187,7 @@ def test_a_start_uses_the_process_whose_claim_takes_all_capacity_for_workers():
     assert use(world).ahead is not None
 
 
-def test_one_that_dies_is_replaced_later_each_time_and_counts_against_no_function():
+def test_a_dead_process_forked_ahead_is_replaced_after_longer_pauses_and_counts_against_no_function():
     world = node(spec("f", keep_alive_s=1))
     use(world)
     refill(world)
@@ -208,7 +208,7 @@ def test_one_that_dies_is_replaced_later_each_time_and_counts_against_no_functio
     use(world)
 
 
-def test_one_that_dies_while_it_is_taken_over_counts_against_no_function():
+def test_a_process_forked_ahead_that_dies_while_it_is_taken_over_counts_against_no_function():
     """Its exit is on the way when a start names it: the node then forks a worker, and the exit belongs to no
     function.
     """
@@ -227,7 +227,7 @@ def test_one_that_dies_while_it_is_taken_over_counts_against_no_function():
 
 
 @pytest.mark.parametrize("why", ["removed", "zygote", "unused"])
-def test_an_unneeded_process_is_stopped(why):
+def test_an_unneeded_process_forked_ahead_is_stopped(why):
     world = node(spec("f", keep_alive_s=1))
     use(world)
     refill(world)
@@ -245,7 +245,7 @@ def test_an_unneeded_process_is_stopped(why):
     assert not world.resources.memory.taken
 
 
-def test_a_starting_process_is_stopped_with_its_tenants_last_function():
+def test_a_starting_process_is_stopped_when_the_last_function_of_its_tenant_is_removed():
     world = node(spec("f", keep_alive_s=0))
     use(world)
     while not world.starting:
@@ -260,7 +260,7 @@ def test_a_starting_process_is_stopped_with_its_tenants_last_function():
     assert not world.state.tenants
 
 
-def test_under_memory_pressure_it_is_stopped_first_and_for_a_while_none_is_forked():
+def test_under_memory_pressure_a_process_forked_ahead_is_stopped_first_and_none_is_forked_for_a_while():
     world = node(spec("f"))
     use(world)
     refill(world)
@@ -275,7 +275,7 @@ def test_under_memory_pressure_it_is_stopped_first_and_for_a_while_none_is_forke
     assert world.ahead
 
 
-def test_a_tenant_has_two_at_most_and_no_more_than_it_has_used_programs():
+def test_a_tenant_has_at_most_two_processes_forked_ahead_and_no_more_than_programs_that_it_used():
     world = node(*(spec(name) for name in ("f", "g", "h")), spec("k", tenant="u"), workers_ahead=8)
     for name, most in {"f": 1, "g": 2, "h": 2, "k": 3}.items():
         use(world, name)
@@ -284,7 +284,7 @@ def test_a_tenant_has_two_at_most_and_no_more_than_it_has_used_programs():
         assert len(waiting(world)) == most
 
 
-def test_each_of_many_tenants_has_one():
+def test_each_of_many_tenants_has_one_process_forked_ahead():
     names = [f"f{number}" for number in range(5)]
     world = node(*(spec(name, tenant=f"of-{name}") for name in names), workers_ahead=8)
     for name in names:
@@ -294,7 +294,7 @@ def test_each_of_many_tenants_has_one():
     assert sorted(waiting(world)) == [f"{name}@1" for name in names]
 
 
-def test_tenants_share_what_is_forked_ahead():
+def test_the_number_of_processes_forked_ahead_is_divided_among_tenants():
     functions = [spec(name, tenant=f"of-{name}") for name in ("f", "g", "h")]
     world = node(*functions, spec("twin", tenant="of-f"), workers_ahead=2)
     use(world, "twin")

@@ -73,7 +73,7 @@ def estimates(world: Node) -> str:
     return world.state.functions["f@1"].estimates.text()
 
 
-def test_it_runs_where_it_is_answered_sooner():
+def test_a_cut_function_runs_where_its_request_is_answered_sooner():
     world = known(cpu_s=0.5, device_s=0.1)
     assert asked(world) == list(PARTS)
     assert "300.0 ms (0.0 until it runs); workers 530.0 ms" in estimates(world)
@@ -87,7 +87,7 @@ def test_slices_that_were_never_measured_are_tried_first():
 
 
 @pytest.mark.parametrize("lost", range(3))
-def test_missing_blocks_of_each_slice_count(lost):
+def test_missing_blocks_of_each_slice_are_part_of_the_estimate(lost):
     world = known(cpu_s=0.4, device_s=0.1)
     assert asked(world) == list(PARTS)
     [there] = world.state.pool.holders(world.state.functions[PARTS[lost]])
@@ -103,7 +103,7 @@ def test_missing_blocks_of_each_slice_count(lost):
     assert "(30.0 until it runs)" in estimates(world)
 
 
-def test_with_fewer_devices_than_slices_what_they_displace_counts():
+def test_with_fewer_devices_than_slices_the_transfers_of_evicted_slices_are_part_of_the_estimate():
     world = known(cpu_s=10.0, device_s=0.1, devices=2)
     for _ in range(6):
         before = len(world.log)
@@ -115,13 +115,13 @@ def test_with_fewer_devices_than_slices_what_they_displace_counts():
         assert found.wait_s + found.run_s == pytest.approx(moved / 1e6, abs=0.31)
 
 
-def test_waiting_requests_count_with_all_their_slices():
+def test_all_slices_of_waiting_requests_are_part_of_the_estimate():
     world = known(cpu_s=10.0, device_s=0.1)
     for _ in range(7):
         world.arrive()
     assert len(world.state.functions["f:program@1"].queue) == 6
     world.arrive()
-    # They wait for three devices, each for runs of 0.3 s in all, behind a run of 0.1 s.
+    # Six wait for three devices, behind a run of 0.1 s, and each needs runs of 0.3 s in all.
     assert world.state.functions["f@1"].estimates.devices.wait_s == pytest.approx(0.1 + 6 * 0.3 / 3)
 
 
@@ -141,7 +141,7 @@ def pass_on(world: Node, request: int) -> None:
     world.send(world.devices.end(run, (), False))
 
 
-def test_requests_in_later_slices_count_against_its_limit():
+def test_requests_in_later_slices_count_against_the_queue_limit():
     world = known(cpu_s=5.0, devices=2, queue_limit=2)
     second_slice(world)
     behind = world.arrive()
@@ -201,7 +201,7 @@ def test_if_one_slice_is_out_of_service_workers_serve_the_function(part):
     assert asked(world) == ["workers"]
 
 
-def test_it_is_unloaded_as_one():
+def test_a_cut_function_is_unloaded_as_one():
     world = known()
     request = second_slice(world)
     world.manage(UnloadAsked("f@1"))

@@ -1,4 +1,4 @@
-"""A function with `device = "any"` runs in a worker or on a device, where each request is answered sooner."""
+"""A function with `device = "any"` runs in a worker or on a device, wherever each request is answered sooner."""
 
 import copy
 
@@ -29,7 +29,7 @@ def either(name="f", run_s: float | None = 0.5, **settings):
 
 
 def serve(world: World, seconds: float, name="f") -> str:
-    """Let a request be answered by a run of this time; return where."""
+    """Let a request be answered by a run of this time; return where it ran."""
     before = len(world.log)
     world.arrive(name)
     world.settle_processes()
@@ -51,7 +51,7 @@ def known(cpu_s=0.5, device_s=0.1, number=1, **config) -> Watched:
     return world
 
 
-def test_both_ways_are_tried_once_the_workers_first():
+def test_workers_and_devices_are_each_tried_once_the_workers_first():
     world = World(devices=(device(),))
     world.deploy(either(run_s=None))
     assert [serve(world, 0.5) for _ in range(2)] == ["workers", "virtual:0"]
@@ -132,7 +132,7 @@ def test_a_request_that_waits_for_a_worker_moves_to_a_free_device():
     assert {type(world.answers[each]) for each in requests} == {Reply}
 
 
-def test_a_request_whose_worker_hangs_moves_to_a_free_device():
+def test_a_request_that_waits_for_a_worker_that_hangs_moves_to_a_free_device():
     world = known(cpu_s=0.1, device_s=0.35)
     world.arrive()
     world.settle_processes()
@@ -159,7 +159,7 @@ def without_executor(backoff_over=True, **config) -> Watched:
 
 
 @pytest.mark.parametrize("backoff_over", [False, True])
-def test_an_executor_starts_for_a_request_whose_worker_hangs(backoff_over):
+def test_an_executor_starts_for_a_request_that_waits_for_a_worker_that_hangs(backoff_over):
     world = without_executor(backoff_over)
     waiting = world.arrive()
     hanging, began = next(iter(world.running.values())), world.now
@@ -185,7 +185,7 @@ def test_no_executor_starts_while_workers_are_expected_to_be_free_sooner():
     assert {type(world.answers[each]) for each in requests} == {Reply}
 
 
-def test_a_request_for_which_an_executor_starts_returns_to_a_worker_that_is_free_before():
+def test_a_request_for_which_an_executor_starts_returns_to_a_worker_that_is_free_first():
     world = without_executor()
     waiting = world.arrive()
     while not world.devices.executors:
@@ -209,7 +209,7 @@ def test_one_executor_starts_for_all_requests_behind_workers_that_hang():
 
 
 @pytest.mark.parametrize("has_worker", [False, True])
-def test_a_request_whose_device_hangs_moves_to_a_worker(has_worker):
+def test_a_request_that_waits_for_a_device_that_hangs_moves_to_a_worker(has_worker):
     world = known(cpu_s=0.5, device_s=0.1)
     if has_worker:
         world.send(LoadAsked("f@1"))
@@ -299,7 +299,7 @@ def test_a_request_without_capacity_for_a_worker_goes_to_a_device():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
-def test_an_executor_starts_for_a_request_without_capacity_when_its_device_backs_off_no_more():
+def test_an_executor_starts_for_a_request_that_lacks_a_worker_when_the_backoff_of_its_device_is_over():
     world = Watched(devices=(device(),), memory_bytes=15)
     world.deploy(either(run_s=0.5, max_workers=1, timeout_s=100.0))
     world.deploy(spec("g", 1, [("g-weights", 100)], profile=profiled(0.5), timeout_s=1000.0))
@@ -321,7 +321,7 @@ def test_an_executor_starts_for_a_request_without_capacity_when_its_device_backs
     assert isinstance(world.answers[request], Reply)
 
 
-def test_an_executor_that_nobody_needs_is_replaced_for_a_request_whose_worker_hangs():
+def test_an_executor_that_nobody_needs_is_replaced_for_a_request_that_waits_for_a_worker_that_hangs():
     world = Watched(devices=(device(),), device_isolation="tenant")
     world.deploy(either(run_s=0.5, max_workers=1, timeout_s=100.0))
     world.deploy(spec("g", 1, [("g-weights", 100)], device="pool", tenant="u"))
@@ -395,14 +395,14 @@ def test_a_request_too_large_for_the_devices_runs_in_a_worker():
 
 
 def too_large(world: World, request: int) -> None:
-    """The device refuses its run, which has only this request."""
+    """Let the device refuse the run of this request, which has no other request."""
     [run] = world.devices.running.values()
     assert run.requests == (request,)
     del world.devices.running[run.run]
     world.send(RunEnded(run.executor, run.run, (RunFailure(request, "ActivationsError", "too large"),)))
 
 
-def test_a_request_too_large_for_the_devices_waits_for_a_worker_that_backs_off():
+def test_a_request_too_large_for_the_devices_waits_for_the_end_of_the_backoff_of_its_function():
     world = known(cpu_s=0.5, device_s=0.1)
     first = world.arrive()
     too_large(world, first)
@@ -432,7 +432,7 @@ def test_requests_whose_worker_takes_too_much_memory_while_it_starts_go_to_a_dev
 
 
 @pytest.mark.parametrize("has_handler", [False, True])
-def test_a_program_that_only_devices_have_loaded_is_tried_by_the_worker(has_handler):
+def test_a_function_whose_program_is_loaded_only_for_devices_is_tried_in_a_worker(has_handler):
     world = World(devices=(device(),))
     function = spec("f", 1, [("weights", 1000)], device="any", has_handler=has_handler)
     part = structs.replace(function, id=program_id("f@1"), name=program_name("f"), has_handler=False)
@@ -457,7 +457,7 @@ def test_a_refused_run_on_a_device_does_not_count_as_a_fast_one():
     assert times == before
 
 
-def test_a_reserved_device_is_free_again_when_those_that_waited_have_left():
+def test_a_reserved_device_is_free_again_when_the_request_that_waited_for_it_is_cancelled():
     world = known(cpu_s=0.05, device_s=0.5)
     world.deploy(spec("h", 1, [("h-weights", 10)], device="pool", tenant="u"))
     world.now += 100.0
@@ -493,14 +493,14 @@ def test_a_device_that_another_tenant_may_still_keep_is_not_chosen():
     assert [run.requests for run in world.running.values()] == [(request,)], world.state.functions["f@1"].estimates
 
 
-def test_without_devices_it_runs_in_workers():
+def test_without_devices_the_function_runs_in_workers():
     world = World()
     world.deploy(either())
     assert [serve(world, 0.1) for _ in range(2)] == ["workers"] * 2
     assert world.state.functions["f@1"].estimates is None
 
 
-def test_an_unloaded_function_is_refused_both_ways():
+def test_waiting_and_new_requests_of_an_unloaded_function_are_refused_and_its_run_is_answered():
     world = known()
     running, waiting = world.arrive(), world.arrive()
     world.manage(UnloadAsked("f@1"))
@@ -512,7 +512,7 @@ def test_an_unloaded_function_is_refused_both_ways():
     assert {each.function for each in answers} == {"f@1"}
 
 
-def test_both_queues_count_against_its_limit():
+def test_the_queues_for_workers_and_for_devices_both_count_against_the_queue_limit():
     world = World(devices=(device(),))
     world.deploy(either(queue_limit=3))
     requests = [world.arrive() for _ in range(6)]
@@ -526,7 +526,7 @@ def test_both_queues_count_against_its_limit():
     }
 
 
-def test_if_a_policy_fails_on_the_workers_devices_serve_it(monkeypatch):
+def test_devices_serve_a_function_whose_choice_between_workers_and_devices_fails(monkeypatch):
     world = known(cpu_s=0.5, device_s=0.1)
     monkeypatch.setattr("overwinter.scheduler.policies.worker_or_device.sooner", lambda estimates: 1 / 0)
     requests = [world.arrive(), world.arrive()]
@@ -556,7 +556,7 @@ def test_readers_see_one_function_and_both_estimates():
 
 
 @pytest.mark.parametrize("binding", ["native", "infless"])
-def test_policies_that_bind_before_a_request_serve_it_too(binding):
+def test_policies_that_bind_functions_before_their_first_run_serve_them_too(binding):
     world = World(devices=(device(),), policy=Policy(device_binding=binding, keep_alive_s=5.0))
     for name in "fgh":
         world.deploy(either(name))

@@ -72,7 +72,7 @@ def known(**options) -> Node:
     return node
 
 
-def test_both_ways_are_tried_the_worker_first():
+def test_the_worker_and_a_device_are_both_tried_the_worker_first():
     node = Node(is_profiled=False)
     assert [node.serve() for _ in range(2)] == ["worker", "device"]
 
@@ -86,7 +86,7 @@ def test_a_call_goes_where_it_is_answered_sooner():
 
 @pytest.mark.parametrize("is_profiled", [False, True])
 @pytest.mark.parametrize(("cpu_s", "device_s"), [(0.5, 0.1), (0.1, 0.5)])
-def test_the_handlers_own_time_makes_no_difference(cpu_s, device_s, is_profiled):
+def test_the_time_of_the_handler_itself_does_not_affect_where_a_call_goes(cpu_s, device_s, is_profiled):
     node = known(cpu_s=cpu_s, device_s=device_s, is_profiled=is_profiled, after_s=3.0)
     node.arrive()
     node.settle_processes()
@@ -99,7 +99,7 @@ def test_the_handlers_own_time_makes_no_difference(cpu_s, device_s, is_profiled)
     node.end()
 
 
-def test_runs_that_a_device_helped_tell_nothing_about_workers():
+def test_runs_whose_program_ran_on_a_device_do_not_count_in_the_latency_of_workers():
     node = known(cpu_s=0.5, device_s=0.1)
     before = node.state.functions["f@1"].latency.run_s
     node.arrive()
@@ -124,7 +124,7 @@ def waiting(node: Node) -> int:
     return second
 
 
-def test_a_call_behind_a_device_that_hangs_is_left_to_its_worker():
+def test_a_call_that_waits_for_a_device_that_hangs_is_left_to_its_worker():
     node = known(cpu_s=0.5, device_s=0.1, is_profiled=False, concurrency=2)
     call = waiting(node)
     while call not in node.answers:
@@ -145,21 +145,21 @@ def test_calls_whose_executor_dies_are_left_to_their_workers():
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_while_its_program_is_out_of_service_the_worker_runs_it(cut):
+def test_while_the_program_is_out_of_service_on_devices_the_worker_runs_it(cut):
     node = known(cut=cut, devices=2)
     node.state.functions["f:2@1" if cut else "f:program@1"].backoff_until = node.now + 60
     assert node.serve() == "worker"
     assert Published(node.scheduler.cycle).function("f@1", node.now).state == "awake"
 
 
-def test_a_program_may_be_cut():
+def test_a_call_of_a_cut_program_runs_in_slices_on_devices():
     node = known(cut=True, devices=2, cpu_s=0.5, device_s=0.1)
     before = len(node.log)
     assert node.serve() == "device"
     assert [each.function for each in node.log[before:] if isinstance(each, RunOnDevice)] == ["f:program@1", "f:2@1"]
 
 
-def test_a_call_of_a_trial_is_left_to_the_worker():
+def test_a_call_from_no_known_run_such_as_a_trial_is_left_to_the_worker():
     node = Node()
     call = node.arrive("f:program", 1)
     assert node.answers[call].error == RUN_BY_WORKER[0]
@@ -177,7 +177,7 @@ def test_readers_see_one_function():
     assert (tally.requests, tally.answered, tally.runs, sum(tally.refused.values())) == (requests,) * 3 + (0,)
 
 
-def test_it_is_unloaded_as_one():
+def test_the_function_and_its_program_are_unloaded_as_one():
     node = known(cpu_s=0.5, device_s=0.1)
     node.arrive()
     node.call()
@@ -235,7 +235,7 @@ def test_a_call_does_not_wait_for_bytes_that_its_own_worker_uses():
     assert isinstance(world.answers[waiting], Reply)
 
 
-def test_a_program_that_is_to_be_woken_waits_for_bytes():
+def test_a_load_of_the_program_waits_for_bytes_in_the_host_store():
     world = World(devices=(device(),), host_bytes=1000)
     for name, nbytes in (("h", 900), ("g", 700)):
         world.deploy(spec(name, 1, [(f"{name}0", nbytes)], device="pool", timeout_s=100.0))
