@@ -52,7 +52,7 @@ def of(kind, actions) -> list:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def test_a_bind_claims_what_each_of_its_family_takes_until_that_is_measured():
+def test_a_bind_claims_what_each_member_of_its_family_takes_until_that_is_measured():
     world = node(100)
     use(world, "f")
     measure(world)
@@ -105,7 +105,7 @@ def lacking() -> tuple[World, int]:
     return world, request
 
 
-def test_a_bind_waits_for_a_function_that_runs_where_there_is_room_for_no_other():
+def test_a_bind_waits_for_the_end_of_a_run_in_a_worker_with_room_for_one_function():
     world, request = lacking()
     world.finish()
     world.settle()
@@ -141,7 +141,7 @@ def beside_a_run(mib: int, idle_mib: int) -> tuple[World, int]:
     return world, request
 
 
-def test_an_idle_worker_of_others_is_stopped_for_a_bind_where_nothing_is_idle_beside_it():
+def test_an_idle_worker_of_another_family_is_stopped_for_a_bind_in_a_worker_without_idle_functions():
     world, request = beside_a_run(NEED // MIB + 15, idle_mib=10)
     assert [stop.worker for stop in of(StopWorker, world.log)] == [1]
     assert world.bound[2] == {"f@1", "g@1"}
@@ -150,7 +150,7 @@ def test_an_idle_worker_of_others_is_stopped_for_a_bind_where_nothing_is_idle_be
     assert isinstance(world.answers[request], Reply)
 
 
-def test_no_worker_is_stopped_for_a_bind_that_would_not_fit_without_it_either():
+def test_no_worker_is_stopped_for_a_bind_that_would_still_not_fit():
     world, request = beside_a_run(15, idle_mib=1)
     assert not of(StopWorker, world.log)
     assert not of(Bind, world.log)
@@ -158,7 +158,7 @@ def test_no_worker_is_stopped_for_a_bind_that_would_not_fit_without_it_either():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_those_behind_a_bind_that_fits_only_when_its_worker_is_idle_go_on():
+def test_functions_behind_a_bind_that_fits_only_when_its_worker_is_idle_do_not_wait_for_it():
     """One of them needs a second worker, for which an idle worker of another function is stopped."""
     world = node(NEED // MIB + 5)
     small = Profile(weight_bytes=10, macs=100, points=(Point(1, MIB, 1, 1, 0.1),))
@@ -204,11 +204,11 @@ def calls(waiting: int) -> int:
     return called
 
 
-def test_those_that_lack_private_memory_are_not_all_looked_at_whenever_capacity_changes():
+def test_not_all_functions_that_lack_private_memory_are_looked_at_whenever_capacity_changes():
     assert calls(waiting=40) == calls(waiting=20)
 
 
-def test_what_waits_for_capacity_is_not_overtaken_by_binds():
+def test_while_a_function_waits_for_capacity_a_bind_replaces_another_and_takes_no_free_memory():
     world = node(29, others="xy")
     use(world, "f", "g")
     measure(world)
@@ -239,7 +239,7 @@ def replacing() -> World:
     return world
 
 
-def test_what_a_bind_adds_is_claimed_when_what_it_replaces_was_seen_to_be_gone():
+def test_what_a_bind_adds_stays_claimed_when_what_it_replaces_is_measured_to_be_gone():
     world = replacing()
     measure(world)
     assert world.resources.memory.taken == NEED + STATE
@@ -247,14 +247,14 @@ def test_what_a_bind_adds_is_claimed_when_what_it_replaces_was_seen_to_be_gone()
     assert world.resources.memory.taken == true_bytes(world, 1)
 
 
-def test_a_worker_that_has_nothing_bound_yet_tells_nothing_of_what_a_bind_adds():
+def test_a_worker_with_nothing_bound_tells_nothing_of_what_a_bind_adds():
     world = replacing()
     before = world.state.workers[1].family.bind_bytes
     measure(world)
     assert world.state.workers[1].family.bind_bytes == before == STATE
 
 
-def test_what_lacked_private_memory_is_bound_when_a_measurement_shows_that_there_is_some():
+def test_a_function_that_lacked_private_memory_is_bound_when_a_measurement_shows_that_there_is_some():
     world, request = lacking()
     assert of(Bind, world.send(MemoryMeasured(((1, NEED),))))
     world.settle()

@@ -53,7 +53,7 @@ def test_the_worker_of_a_function_that_always_has_work_is_replaced_after_its_tim
     check_is_answered(world, "g", beside=("f",))
 
 
-def test_those_that_always_have_work_take_turns_and_not_a_wake_for_each_request():
+def test_functions_that_always_have_work_take_turns_without_a_wake_for_each_request():
     world = World(workers_max=1, cores=2)
     for name in "fg":
         world.deploy(spec(name, queue_limit=4096, timeout_s=1000.0, slo_ms=100))
@@ -71,7 +71,7 @@ def test_a_large_worker_is_not_passed_by_for_ever_by_small_ones():
     check_is_answered(world, "large", beside=("small", "other"))
 
 
-def test_a_small_worker_waits_for_the_large_one_that_came_before_it():
+def test_a_small_worker_does_not_start_before_a_large_one_that_has_waited_longer():
     world = World(cores=8, memory_bytes=100)
     for name, size in (("busy", 50), ("large", 80), ("small", 20)):
         world.deploy(spec(name, profile=profile(size), timeout_s=1000.0))
@@ -101,7 +101,7 @@ def test_functions_behind_one_whose_request_expired_do_not_wait():
     assert started(world) == ["busy@1", "small@1"]
 
 
-def test_a_function_that_lost_its_place_to_an_urgent_start_gets_that_of_a_worker_whose_time_slice_is_over():
+def test_a_function_that_lost_its_place_to_an_urgent_start_replaces_a_worker_whose_time_slice_is_over():
     world = World(memory_bytes=30, cores=1)
     for name, tenant, seconds, slo in (
         ("f", "u", 10.0, None),
@@ -161,7 +161,7 @@ def finish_short_runs(world: World) -> None:
         world.settle_processes()
 
 
-def test_a_function_that_waits_for_a_slot_gets_another_worker_when_the_one_that_has_it_drains():
+def test_a_function_that_waits_for_a_slot_gets_another_worker_when_the_worker_where_it_is_bound_drains():
     world, asked = drained_in_a_long_run("baba", "aq")
     finish_short_runs(world)
     assert list(world.open) == [asked["b"]]
@@ -243,7 +243,7 @@ def test_the_bytes_of_a_function_that_always_has_work_are_released_after_its_tim
     check_is_answered(world, "g", beside=("f",))
 
 
-def test_those_that_wait_for_a_worker_do_not_take_the_blocks_from_each_other():
+def test_functions_that_wait_for_a_worker_do_not_take_the_blocks_from_each_other():
     world = World(workers_max=1, cores=2, host_bytes=20)
     slow = Profile(weight_bytes=10, macs=1, points=(Point(1, 10, 1, 1, 0.1),), wake_s=2.0)
     world.deploy(spec("busy", blobs=(("busy", 10),), profile=slow, queue_limit=4096, timeout_s=1000.0))

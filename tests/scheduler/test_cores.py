@@ -55,7 +55,7 @@ def test_no_more_runs_and_wakes_are_in_progress_than_there_are_cores():
     assert {type(answer).__name__ for answer in world.answers.values()} == {"Reply"}
 
 
-def test_the_core_of_a_start_is_its_own_also_while_siblings_wait_for_its_worker():
+def test_the_core_of_a_start_goes_to_its_request_also_while_siblings_wait_for_its_worker():
     world = awake("x", slo_ms=100)
     for name in "fg":
         made = spec(name, profile=profile(), blobs=((name, 1),), family="one", timeout_s=500.0, slo_ms=10_000)
@@ -93,7 +93,7 @@ def test_starts_that_serve_no_request_keep_no_core_from_requests():
     assert world.state.holding_cores.keys() == {("run", run) for run in world.running}
 
 
-def test_a_tenant_without_a_core_need_not_wait_for_those_of_others():
+def test_a_tenant_that_holds_no_core_need_not_wait_for_the_runs_of_others():
     evil = [f"e{number}" for number in range(20)]
     world = of_tenants(*evil, "v1", "v2")
     for name in evil:
@@ -107,7 +107,7 @@ def test_a_tenant_without_a_core_need_not_wait_for_those_of_others():
     assert [answer.request for answer in world.answers.values()] == asked
 
 
-def test_the_core_of_a_tenant_without_one_goes_to_its_request_that_is_due_first():
+def test_a_tenant_that_holds_no_core_gets_one_for_its_request_that_is_due_first():
     world = of_tenants("e1", "e2", "v1", cores=1)
     world.deploy(spec("v2", profile=profile(), tenant="v", slo_ms=900, timeout_s=500.0))
     world.arrive("v2")
@@ -183,7 +183,7 @@ def test_new_requests_of_a_function_go_before_those_that_are_late():
     assert list(world.answers)[-3:] == old[5:]
 
 
-def test_of_one_function_too_the_late_are_answered_now_and_then():
+def test_late_requests_of_a_single_function_are_answered_now_and_then():
     world = awake("a", slo_ms=200, queue_limit=1000)
     late = [world.arrive("a") for _ in range(8)][-1]
     ended = 0

@@ -19,7 +19,7 @@ def stops(world: World) -> list[StopWorker]:
     return [each for each in world.log if isinstance(each, StopWorker)]
 
 
-def test_its_run_ends_and_the_next_request_uses_another():
+def test_the_run_of_a_demoted_worker_ends_and_the_next_request_uses_another_worker():
     world, worker, slow = busy()
     world.send(Demoted(worker))
     assert not stops(world)
@@ -33,14 +33,14 @@ def test_its_run_ends_and_the_next_request_uses_another():
     assert len([each for each in world.log if isinstance(each, StartWorker)]) == 2
 
 
-def test_an_idle_one_is_stopped_at_once():
+def test_an_idle_worker_that_is_demoted_is_stopped_immediately():
     world, worker, _ = busy()
     world.finish()
     world.send(Demoted(worker))
     assert stops(world) == [StopWorker(worker)]
 
 
-def test_it_is_harmless_for_a_stopped_or_stopping_worker():
+def test_a_demotion_is_harmless_for_a_stopped_or_stopping_worker():
     world, worker, _ = busy()
     world.finish()
     for _ in range(2):
@@ -50,7 +50,7 @@ def test_it_is_harmless_for_a_stopped_or_stopping_worker():
     assert len(stops(world)) == 1
 
 
-def test_a_function_with_only_a_demoted_worker_gets_another_although_that_one_computes():
+def test_a_function_with_only_a_demoted_worker_gets_another_although_the_demoted_one_computes():
     world = World(cores=1)
     world.deploy(spec(max_workers=2))
     world.arrive()
