@@ -77,7 +77,7 @@ def test_the_only_device_of_a_tenant_that_used_it_lately_is_kept_for_it():
 
 
 @pytest.mark.parametrize("end", ["dies", "hangs"])
-def test_a_tenant_whose_executor_ended_in_its_run_waits_for_its_own_device(end):
+def test_a_tenant_whose_executor_ended_in_a_run_waits_for_that_device_and_takes_none_of_another_tenant(end):
     world = World(devices=(device(0), device(1)), backoff_first_s=10.0)
     for tenant in "tu":
         world.deploy(pooled(tenant, 1000, tenant=tenant, timeout_s=30.0))
@@ -102,7 +102,7 @@ def test_a_tenant_whose_executor_ended_in_its_run_waits_for_its_own_device(end):
         world.settle_processes()
     assert world.now >= failed_at + 10.0
     assert started(world) == [("virtual:0", "t"), ("virtual:1", "u"), ("virtual:0", "t")]
-    # Another tenant has used no device, and gets an idle one at once.
+    # A tenant that has used no device gets the idle one without waiting.
     world.deploy(pooled("v", 1000, tenant="v"))
     answered(world, "v")
     assert started(world)[-1] == ("virtual:1", "v")
@@ -178,7 +178,7 @@ def test_a_tenant_with_less_device_time_has_a_longer_time_slice():
             world.now += RUN_S
             world.finish_on_device()
         else:
-            # Its runs end only with the drain timeout.
+            # The runs of `long` end only with the drain timeout.
             world.ring()
         spent[run.function.partition("@")[0]] += world.now - before
     assert [tenant for _, tenant in started(world)] == ["long", "short"] * 3 + ["long"]
@@ -246,7 +246,7 @@ def test_tenants_whose_requests_always_wait_take_turns_on_too_few_devices():
     assert [tenant for _, tenant in started(world)] == list("tuv" * 3)
 
 
-def test_the_executor_is_replaced_that_was_idle_for_longest():
+def test_the_executor_that_was_idle_for_longest_is_replaced():
     world = world_of(2)
     for tenant in "tutvu":
         answered(world, tenant)
@@ -254,7 +254,7 @@ def test_the_executor_is_replaced_that_was_idle_for_longest():
     assert started(world)[2:] == [("virtual:1", "v"), ("virtual:0", "u")]
 
 
-def test_a_tenant_gets_a_larger_device_although_one_serves_it():
+def test_a_tenant_gets_a_larger_device_although_a_smaller_one_serves_it():
     world = World(devices=(device(0), device(1, 4 << 20)))
     for name, size, tenant in (("small", 1000, "t"), ("large", 2 << 20, "t"), ("other", 1000, "u")):
         world.deploy(pooled(name, size, tenant=tenant))
@@ -306,7 +306,7 @@ def test_of_two_devices_the_one_with_fewer_failures_gets_the_executor():
     assert [name for name, _ in started(world)] == ["virtual:0", "virtual:1"]
 
 
-def test_those_for_which_all_devices_are_out_of_service_are_refused_and_others_are_served():
+def test_functions_for_which_all_devices_are_out_of_service_are_refused_and_others_are_served():
     world = World(devices=(device(0), device(1, 4 << 20), device(2, 4 << 20)), backoff_first_s=10.0)
     world.deploy(pooled("small", 1000, tenant="u"))
     world.deploy(pooled("large", 2 << 20, timeout_s=1000.0))

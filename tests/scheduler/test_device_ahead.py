@@ -158,7 +158,7 @@ def test_a_preparation_that_kills_its_executor_counts_against_no_request_and_no_
     assert prepared(world) == ["g@1"]
 
 
-def test_a_run_waits_for_a_second_at_most_for_a_preparation_that_does_not_end():
+def test_a_run_waits_at_most_a_second_for_a_preparation_that_does_not_end():
     world = loaded(
         pooled("f", 1000), pooled("g", 1000, tenant="u"), pooled("h", 1000, tenant="u"), device_isolation="none"
     )
@@ -186,7 +186,7 @@ def test_a_run_waits_for_a_second_at_most_for_a_preparation_that_does_not_end():
 
 
 @pytest.mark.parametrize(("delay_s", "later"), [(DELAY_MAX_S / 2, ["h@1", "m@1"]), (DELAY_MAX_S * 2, ["h@1"])])
-def test_a_tenant_whose_preparation_delayed_a_run_for_long_is_left_unprepared(delay_s, later):
+def test_functions_of_a_tenant_whose_preparation_delayed_a_run_for_long_are_not_prepared(delay_s, later):
     world = loaded(pooled("f", 1000), pooled("h", 1000, tenant="u"), device_isolation="none")
     world.arrive("f")
     world.ready()
@@ -217,7 +217,7 @@ def test_an_executor_that_prepares_is_killed_when_another_tenant_gets_the_device
     assert [(each.worker, each.kill) for each in of(world, StopWorker)] == [(executor, preparing)]
 
 
-def test_a_policy_that_prepares_nothing():
+def test_no_function_is_prepared_under_the_policy_nothing():
     world = loaded(pooled("f", 1000), pooled("g", 1000), policy=Policy(device_ahead="nothing"))
     served(world, "f", "g")
     assert prepared(world) == []
@@ -256,7 +256,7 @@ def run(world: World, name: str) -> None:
             world.ring()
 
 
-def test_others_are_prepared_when_the_pause_after_a_death_is_over():
+def test_other_functions_are_prepared_when_the_pause_after_the_death_of_an_executor_is_over():
     world = loaded(pooled("f", 1000), pooled("g", 1000), pooled("h", 1000))
     run(world, "f")
     [preparing] = world.devices.preparing.values()
@@ -269,7 +269,7 @@ def test_others_are_prepared_when_the_pause_after_a_death_is_over():
     assert {again.function, preparing.function} == {"g@1", "h@1"}
 
 
-def test_a_preparation_that_lacked_a_block_is_repeated_when_the_block_is_loaded():
+def test_a_preparation_that_lacked_a_block_is_repeated_after_its_load_but_not_twice_in_a_row():
     world = loaded(pooled("f", 1000), pooled("g", 1000))
     run(world, "f")
     for repeated in (True, False):
@@ -287,7 +287,7 @@ def lose_a_block(world: World) -> None:
     world.load_blocks()
 
 
-def test_a_block_may_be_missing_again_after_a_preparation_that_succeeded():
+def test_a_preparation_that_lacks_a_block_is_repeated_again_after_one_that_succeeded():
     world = loaded(pooled("f", 1000), pooled("g", 1000), backoff_first_s=1.0)
     run(world, "f")
     lose_a_block(world)
@@ -312,7 +312,7 @@ def test_a_function_is_prepared_when_its_backoff_is_over():
     assert [each.function for each in world.devices.preparing.values()] == ["g@1"]
 
 
-def test_the_end_of_a_pause_counts_also_when_another_one_begins():
+def test_a_device_may_prepare_when_the_pause_of_a_tenant_ends_although_that_of_another_begins():
     world = loaded(pooled("f", 1000), pooled("g", 1000, tenant="u"), pooled("h", 1000), device_isolation="none")
     run(world, "f")
     [preparing] = world.devices.preparing.values()

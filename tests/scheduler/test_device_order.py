@@ -19,7 +19,7 @@ NAMES = "abcd"
 DEVICE = DeviceConfig(name="virtual:0", memory_bytes=1 << 20)
 TIMEOUT_S = 40.0
 IN_VAIN_MS, EASY_MS = 1.0, 4_000.0
-"""An SLO that is never met, and one that always is."""
+"""An SLO that no request meets, and one that a request meets unless it waits for long."""
 
 
 def pooled(name, slo_ms, **other):
@@ -193,7 +193,7 @@ def served_by(world) -> list[int]:
 
 
 @pytest.mark.parametrize("slo_ms", [4_000.0, None], ids=["of the function", "of the pipeline"])
-def test_those_behind_a_late_request_can_still_be_in_time(slo_ms):
+def test_requests_behind_a_late_request_can_still_be_in_time(slo_ms):
     world = busy_world(f=slo_ms, other=None)
     late = world.arrive("f", due=world.now + 4.0)
     others = [world.arrive("other") for _ in range(3)]
@@ -210,7 +210,7 @@ def test_requests_without_an_slo_stay_in_their_order():
     assert served_by(world) == requests
 
 
-def test_one_run_of_several_is_for_the_request_that_has_waited_longest():
+def test_one_of_every_few_runs_is_for_the_request_that_has_waited_longest():
     world = busy_world(late=IN_VAIN_MS, timely=EASY_MS)
     late = [world.arrive("late") for _ in range(4)]
     world.now += LONG * TIMEOUT_S + 1.0
@@ -223,7 +223,7 @@ def test_one_run_of_several_is_for_the_request_that_has_waited_longest():
     assert served == {number * LONG_EVERY: request for number, request in enumerate(late)}
 
 
-def test_of_those_that_waited_for_long_one_without_an_slo_has_the_first_turn():
+def test_of_the_requests_that_waited_for_long_one_without_an_slo_goes_first():
     world = busy_world(f=4_000.0, other=None)
     late = world.arrive("f")
     world.now += 1.0
@@ -254,7 +254,7 @@ def next_run(world, *names) -> RunOnDevice:
     return runs_of(world)[-1]
 
 
-def test_what_comes_fast_from_a_peer_goes_first():
+def test_a_function_whose_blocks_come_fast_from_a_peer_goes_first():
     sizes = {"first": (600_000, EASY_MS), "other": (200_000, EASY_MS)}
     world = two_devices(sizes, device(0), device(1, peers={"virtual:0": 1e9}))
     world.arrive("first")
@@ -263,7 +263,7 @@ def test_what_comes_fast_from_a_peer_goes_first():
 
 
 @pytest.mark.parametrize(("switch", "goes"), [("", "timely@1"), ("one", "other@1")])
-def test_what_a_neighbour_brings_can_make_a_request_late(switch, goes):
+def test_a_transfer_behind_the_same_switch_can_make_a_request_late(switch, goes):
     sizes = {"first": (10, None), "large": (900_000, None), "timely": (200_000, 300.0), "other": (10, None)}
     world = two_devices(sizes, device(0, switch=switch), device(1, switch=switch))
     world.arrive("large")
@@ -271,7 +271,7 @@ def test_what_a_neighbour_brings_can_make_a_request_late(switch, goes):
     assert next_run(world, "timely", "other").function == goes
 
 
-def test_a_request_whose_run_takes_too_long_goes_behind_others():
+def test_a_request_whose_run_takes_longer_than_its_slo_goes_behind_others():
     world = busy_world(late=300.0, other=EASY_MS)
     world.settle()
     world.arrive("late")

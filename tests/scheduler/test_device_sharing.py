@@ -40,7 +40,7 @@ def world_of(*functions, **config) -> World:
 
 
 def arrive_during_a_run(world, *names) -> list[int]:
-    """Let requests wait behind a run of the first function."""
+    """Let requests wait behind a run of the first function until it ends; return these requests."""
     world.arrive(names[0])
     waiting = [world.arrive(name) for name in names]
     world.finish_on_device()

@@ -66,7 +66,7 @@ def test_functions_spread_over_idle_devices_before_any_is_evicted():
     assert len({run.device for run in of(world, RunOnDevice)}) == 2
 
 
-def test_a_sibling_brings_only_what_differs():
+def test_a_function_that_shares_blocks_with_another_brings_only_those_that_differ():
     world = World(devices=(device(),))
     for name in "fg":
         world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool"))
@@ -182,7 +182,7 @@ def test_one_tenant_takes_no_device_out_of_service_for_another(others, expected)
         assert pooled_device.blamed == {}
 
 
-def test_a_run_that_hangs_is_killed_and_refused():
+def test_a_run_that_hangs_is_killed_and_its_request_is_refused():
     world = World(devices=(device(),))
     world.deploy(pooled(timeout_s=2.0))
     request = world.arrive()
@@ -223,7 +223,7 @@ def test_blocks_that_do_not_fit_in_adjacent_memory_cost_one_more_eviction_each_t
     assert world.answers[request].error == "NoSpaceError"
 
 
-def test_what_once_found_no_place_evicts_at_once_for_a_while():
+def test_after_blocks_found_no_place_runs_with_as_many_missing_bytes_evict_first_for_a_while():
     world = World(devices=(device(),))
     names = [f"f{number}" for number in range(UNPLACED_SWAPS + 4)]
     for name in names:
@@ -290,7 +290,7 @@ def test_readers_see_the_devices_and_why_a_function_was_bound_there():
     assert "10 bytes were missing there" in published.detail("g@1", world.now).pool.last_device
 
 
-def test_native_binding_reserves_memory_and_refuses_what_has_none():
+def test_native_binding_reserves_memory_and_refuses_a_function_for_which_none_is_left():
     world = World(devices=(device(),), policy=Policy(device_binding="native"))
     for name in "fg":
         world.deploy(pooled(name))
@@ -324,7 +324,7 @@ def test_infless_binding_ends_when_a_function_was_idle_for_its_keep_alive():
     assert [each.function for each in of(world, Unbind)] == ["f@1", "g@1"]
 
 
-def test_a_peer_provides_the_blocks_of_a_busy_device():
+def test_a_busy_device_provides_blocks_to_its_peer():
     one, two = device(0, peers={"virtual:1": 1e9}), device(1, peers={"virtual:0": 1e9})
     world = World(devices=(one, two))
     world.deploy(pooled(max_batch=1))
@@ -338,7 +338,7 @@ def test_a_peer_provides_the_blocks_of_a_busy_device():
     ]
 
 
-def test_alpha_is_halved_when_fewer_functions_comply_and_old_answers_are_forgotten():
+def test_old_answers_are_forgotten_and_alpha_is_halved_when_fewer_functions_meet_their_slo():
     world = World(devices=(device(),), policy=Policy(device_order="rrc"))
     world.deploy(pooled("f", 1000, slo_ms=500.0))
     pool = world.state.pool
@@ -363,7 +363,7 @@ def test_alpha_is_halved_when_fewer_functions_comply_and_old_answers_are_forgott
     assert not pool.with_answers
 
 
-def test_a_tenant_gets_a_device_although_another_one_always_has_requests():
+def test_a_tenant_gets_a_device_although_another_tenant_always_has_requests():
     world = World(devices=(device(),))
     for name, tenant in (("f", "t"), ("g", "u")):
         world.deploy(pooled(name, 1000, tenant=tenant, timeout_s=1000.0))
@@ -407,7 +407,7 @@ def test_late_requests_are_refused_only_if_their_function_or_pipeline_has_an_slo
 
 
 @pytest.mark.parametrize("where", ["cpu", "pool"])
-def test_a_full_queue_refuses_with_the_time_of_the_runs_that_wait(where):
+def test_a_full_queue_tells_refused_requests_how_long_the_waiting_runs_take(where):
     world = World(devices=(device(0), device(1)), cores=2)
     world.deploy(spec(device=where, queue_limit=6, max_workers=2, timeout_s=1000.0))
     for _ in range(2):
@@ -424,7 +424,7 @@ def test_a_full_queue_refuses_with_the_time_of_the_runs_that_wait(where):
 
 
 @pytest.mark.parametrize("first_s", [0.2, 2.0])
-def test_requests_that_no_run_can_answer_in_time_are_answered_all_the_same_while_they_are_not_late(first_s):
+def test_requests_that_no_run_can_answer_in_time_run_all_the_same_while_their_due_time_has_not_passed(first_s):
     """A transfer takes 600 ms, and only runs can bring the blocks or show that the function is fast."""
     world = World(devices=(device(),))
     world.deploy(pooled(late="refuse", slo_ms=500.0))
@@ -441,7 +441,7 @@ def test_requests_that_no_run_can_answer_in_time_are_answered_all_the_same_while
     assert [type(world.answers[each]) for each in waits] == [Reply, Refuse]
 
 
-def test_of_the_requests_that_no_run_can_answer_in_time_the_newest_batch_of_the_first_level_is_answered():
+def test_of_requests_that_no_run_can_answer_in_time_the_newest_batch_of_the_first_priority_is_answered():
     world = World(devices=(device(),))
     world.deploy(pooled(late="refuse", slo_ms=500.0, max_batch=2))
     world.arrive()
@@ -498,7 +498,7 @@ def test_a_function_that_waits_for_a_device_does_not_keep_it_from_the_function_t
     assert {type(world.answers[each]) for each in requests} == {Reply}
 
 
-def test_a_device_with_many_blocks_of_functions_evicts_the_least_recently_used(monkeypatch):
+def test_a_device_with_many_blocks_of_functions_evicts_the_least_recently_used_function(monkeypatch):
     monkeypatch.setattr(device_runs, "REFERENCES_MAX", 6)
     world = World(devices=(device(),))
     shared = [("a", 100), ("b", 100)]
