@@ -183,7 +183,7 @@ def test_requests_do_not_wait_for_the_old_worker_if_the_new_one_dies():
 
 
 def test_the_run_of_an_unloaded_function_in_a_demoted_worker_is_ended_at_the_drain_timeout():
-    """The function may be loaded again at once, and the reason of the first drain no longer counts."""
+    """The function may be loaded again immediately. Its request is refused because of the unload."""
     world = World(cores=2)
     request = asleep(world)
     [old] = world.alive

@@ -51,7 +51,7 @@ def test_the_function_used_longest_ago_is_evicted_and_what_it_shares_stays():
     assert [action.function for action in world.log if isinstance(action, Evict)] == ["g@1"]
 
 
-def test_an_eviction_keeps_what_the_function_needs_for_which_it_makes_space():
+def test_an_eviction_keeps_what_is_needed_by_the_function_for_which_it_makes_space():
     """Only f holds `base`, which i needs too: without it, i would need more space than was made."""
     world = World(host_bytes=40, policy="lru")
     world.deploy(own("f"))
@@ -64,7 +64,7 @@ def test_an_eviction_keeps_what_the_function_needs_for_which_it_makes_space():
     assert world.resources.host.taken == 30
 
 
-def test_what_was_kept_for_a_function_is_dropped_if_it_must_wait():
+def test_blocks_kept_for_a_function_are_dropped_if_the_function_must_wait():
     world = World(host_bytes=40, policy="lru")
     world.deploy(own("f"))
     world.deploy(spec("g", blobs=(("g-block", 15),), keep_alive_s=0.0))
@@ -147,7 +147,7 @@ def test_unused_blocks_are_evicted_when_the_keep_alive_of_blocks_ends():
     assert isinstance(world.answers[2], Reply)
 
 
-def test_blocks_in_use_are_waited_for_and_then_both_functions_are_served():
+def test_a_function_waits_while_the_blocks_that_must_leave_are_in_use_and_is_then_served():
     world = World(host_bytes=20)
     world.deploy(own("f"))
     world.deploy(spec("g", blobs=(("x", 20),), keep_alive_s=0.0))
@@ -256,7 +256,7 @@ def test_a_worker_that_can_never_fit_is_refused_and_stops_no_other():
     assert not world.stopping
 
 
-def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
+def test_a_load_into_a_tmpfs_fuller_than_known_evicts_and_is_tried_once_more():
     world = full()
     world.deploy(own("i"))
     world.send(HostCapacityMeasured(1000))
@@ -268,7 +268,7 @@ def test_a_tmpfs_fuller_than_known_makes_room_and_tries_once_more():
     assert isinstance(world.answers[4], Reply)
 
 
-def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_not_do():
+def test_a_load_into_a_tmpfs_fuller_than_known_evicts_nothing_of_others_if_that_would_not_suffice():
     world = full()
     world.deploy(spec("i", blobs=(("base", 10), ("x", 41))))
     world.send(HostCapacityMeasured(1000))
@@ -279,7 +279,7 @@ def test_a_tmpfs_fuller_than_known_takes_nothing_from_others_where_that_would_no
     assert world.resources.host.taken == 40
 
 
-def test_a_tmpfs_fuller_than_known_keeps_what_is_needed_and_does_not_count_it_as_freed():
+def test_a_load_into_a_tmpfs_fuller_than_known_keeps_what_it_needs_and_does_not_count_it_as_freed():
     world = World(host_bytes=1000)
     world.deploy(own("f"))
     world.deploy(own("g"))
@@ -306,7 +306,7 @@ def test_memory_pressure_evicts_no_more_functions_than_are_needed(nbytes, left):
     assert world.resources.host.taken == left
 
 
-def test_a_tenant_s_own_store_shares_with_no_other_tenant():
+def test_a_dedicated_host_store_shares_blocks_with_no_other_tenant():
     world = World()
     for name, tenant in (("f", "red"), ("g", "red"), ("h", "blue")):
         function = spec(name, blobs=(("base", 10),), tenant=tenant, dedicated=True, keep_alive_s=0.0)
@@ -323,7 +323,7 @@ def test_a_tenant_s_own_store_shares_with_no_other_tenant():
 
 
 @pytest.mark.parametrize("tenant", ["t", "other"])
-def test_blocks_in_use_by_a_run_that_hangs_become_free_for_another_tenant(tenant):
+def test_blocks_in_use_by_a_run_that_hangs_become_free_for_another_tenant_only(tenant):
     world = World(host_bytes=20, drain_timeout_s=30.0)
     for name in ("long", "more"):
         world.deploy(spec(name, blobs=((name, 10),), family="f", timeout_s=86_400.0, has_handler=True))
@@ -345,7 +345,7 @@ def test_blocks_in_use_by_a_run_that_hangs_become_free_for_another_tenant(tenant
         assert world.now < 60.0
 
 
-def test_blocks_go_to_those_that_wait_although_a_worker_died_as_the_time_slice_ended():
+def test_blocks_go_to_a_function_that_waits_although_a_worker_died_as_the_time_slice_ended():
     world = World(host_bytes=10)
     for name in "fg":
         world.deploy(spec(name, blobs=((name, 10),)))
@@ -381,7 +381,8 @@ def test_many_functions_that_share_their_blocks_are_evicted_in_several_steps(mon
         world.arrive("busy")
         world.ring()
         steps.append(len([each for each in world.log if isinstance(each, Evict)]))
-    # A step looks at all unused functions before it evicts one, so the first step evicts two. None in use is drained.
+    # A step looks at all unused functions before it evicts one, so the first step evicts two.
+    # No function in use is drained.
     assert steps[0] == 2
     assert all(later > before for before, later in pairwise(steps))
     assert steps[-1] == len(names)
@@ -392,7 +393,7 @@ def test_many_functions_that_share_their_blocks_are_evicted_in_several_steps(mon
     assert waiting in world.answers
 
 
-def test_an_unload_ends_the_second_attempt_of_a_load():
+def test_a_new_load_after_an_unload_may_be_tried_a_second_time_too():
     world = World(host_bytes=1000)
     for name in "gh":
         world.deploy(spec(name, blobs=((name, 10),)))

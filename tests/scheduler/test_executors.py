@@ -62,7 +62,7 @@ def test_an_executor_that_does_not_stop_is_killed():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_an_executor_that_stops_is_told_nothing_of_functions_that_leave():
+def test_an_executor_that_is_stopping_is_told_nothing_of_functions_that_are_unloaded():
     world = World(devices=(device(),))
     for name, tenant in (("f", "t"), ("g", "u")):
         world.deploy(pooled(name, tenant=tenant))
@@ -135,7 +135,7 @@ def test_a_function_backs_off_when_its_executors_die_twice_not_counting_the_firs
     assert deaths(world, lost_blocks) == count
 
 
-def test_blocks_that_vanish_again_after_a_run_do_not_count_either():
+def test_blocks_that_are_lost_again_after_a_good_run_do_not_count_against_their_function():
     world = running(pooled())
     for _ in range(2):
         world.die(min(world.devices.executors), lost_blocks=True)
@@ -189,7 +189,7 @@ def test_a_run_for_which_nobody_waits_is_not_repeated_when_its_executor_dies(eve
     assert [run.function for run in of(world, RunOnDevice)] == ["f@1", "g@1"]
 
 
-def test_a_request_of_a_removed_function_expires_while_its_run_goes_on():
+def test_a_request_of_a_removed_function_expires_while_its_run_continues():
     world = World(devices=(device(),))
     world.deploy(pooled(timeout_s=1000.0))
     request = world.arrive(deadline=3.0)
@@ -201,7 +201,7 @@ def test_a_request_of_a_removed_function_expires_while_its_run_goes_on():
     assert (kills(world), len(world.devices.running)) == ([], 1)
 
 
-def test_a_preparation_without_blocks_has_them_loaded_again():
+def test_after_a_preparation_that_lacks_blocks_the_run_behind_it_has_its_blocks_loaded_again():
     world = loaded(pooled("f", 1000), pooled("g", 1000))
     world.arrive("f")
     world.ready()
@@ -224,8 +224,8 @@ def long_run(*others, **config) -> tuple[World, int]:
     return world, request
 
 
-def until_a_limit_for_others_that_left(world) -> float:
-    """Let `g` wait for the device and leave, and pass the limit that the run of `f` got for that; return the limit."""
+def pass_the_limit_for_a_cancelled_request(world) -> float:
+    """Cancel a request of `g` that waits for the device, and pass the limit that `f` got for it; return the limit."""
     waiting = world.arrive("g")
     world.load_blocks()
     while (at := known(world).operation.drain_until) == float("inf"):
@@ -235,9 +235,9 @@ def until_a_limit_for_others_that_left(world) -> float:
     return at
 
 
-def test_a_limit_for_others_that_left_does_not_end_a_run_early_when_its_function_is_unloaded():
+def test_a_limit_for_a_cancelled_request_does_not_end_a_run_early_when_its_function_is_unloaded():
     world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0), device_isolation="tenant")
-    at = until_a_limit_for_others_that_left(world)
+    at = pass_the_limit_for_a_cancelled_request(world)
     world.send(UnloadAsked("f@1"))
     until_killed(world)
     assert world.now == at + 6.0
@@ -252,7 +252,7 @@ def test_a_limit_for_others_that_left_does_not_end_a_run_early_when_its_function
         ([UnloadAsked, LoadAsked], "OverloadedError", "function f@1 was unloaded"),
     ],
 )
-def test_a_run_of_a_function_that_leaves_ends_within_the_drain_timeout(events, error, why):
+def test_a_run_of_a_removed_or_unloaded_function_ends_within_the_drain_timeout(events, error, why):
     world, request = long_run(pooled("g"))
     left = world.now
     for event in events:
@@ -291,7 +291,7 @@ def test_how_a_run_ends_is_no_failure_of_a_function_that_was_unloaded_and_loaded
 
 
 @pytest.mark.parametrize("tenant", ["t", "u"])
-def test_a_run_keeps_blocks_in_the_host_store_from_another_tenant_for_the_drain_timeout(tenant):
+def test_a_run_keeps_blocks_in_the_host_store_from_another_tenant_only_for_the_drain_timeout(tenant):
     waits = spec("waits", blobs=[("w", 10)], tenant=tenant, timeout_s=500.0)
     world, request = long_run(waits, host_bytes=600_000)
     waiting = world.arrive("waits")
@@ -311,7 +311,7 @@ def test_a_run_keeps_blocks_in_the_host_store_from_another_tenant_for_the_drain_
     assert isinstance(world.answers[waiting], Reply)
 
 
-def test_blocks_that_leave_the_host_store_for_the_same_tenant_end_no_request_of_a_run_that_is_ended():
+def test_a_request_whose_blocks_must_leave_for_its_own_tenant_runs_again_when_its_shared_run_is_ended():
     world = world_of(variant("f", timeout_s=3600.0), variant("g", timeout_s=3600.0), host_bytes=500_020)
     world.deploy(spec("waits", blobs=[("w", 100)], timeout_s=1000.0))
     first, second = arrive_during_a_run(world, "f", "g")
@@ -355,17 +355,17 @@ def test_a_run_whose_time_slice_is_over_ends_within_the_drain_timeout_if_another
     assert isinstance(world.answers[waiting], Reply)
 
 
-def test_a_long_run_goes_on_while_nobody_else_waits_for_the_device():
+def test_a_long_run_continues_while_no_other_tenant_waits_for_the_device():
     world, request = long_run(pooled("g", tenant="u", timeout_s=3600.0))
-    until_a_limit_for_others_that_left(world)
+    pass_the_limit_for_a_cancelled_request(world)
     world.arrive("f")
     assert (kills(world), request in world.open) == ([], True)
-    # The next one that waits gets the device at once.
+    # The run is ended as soon as a request of another tenant waits.
     world.arrive("g")
     assert (kills(world), request in world.open) == ([True], False)
 
 
-def test_each_owner_that_waits_drains_one_device():
+def test_a_tenant_with_several_waiting_functions_drains_only_one_device():
     world = World(devices=(device(0), device(1)), drain_timeout_s=5.0)
     for name, tenant in (("f", "t"), ("g", "t"), ("h", "u"), ("i", "u")):
         world.deploy(pooled(name, tenant=tenant, timeout_s=3600.0))
@@ -394,7 +394,7 @@ def run_of(world, id_) -> None:
             world.ring()
 
 
-def test_a_run_that_breaks_its_device_fails_and_counts_against_its_function_alone():
+def test_a_run_that_breaks_its_device_fails_and_counts_against_no_other_function():
     world = World(devices=(device(),))
     for name, tenant in (("f", "t"), ("g", "t"), ("h", "u")):
         world.deploy(pooled(name, 100_000, tenant=tenant, timeout_s=1000.0))
@@ -442,7 +442,7 @@ def test_a_tenant_whose_runs_did_not_fail_waits_for_a_device_that_others_took_ou
     assert isinstance(world.answers[again], Reply)
 
 
-def test_good_runs_between_those_that_break_a_device_clear_nothing_for_a_while():
+def test_good_runs_between_runs_that_break_a_device_clear_no_failures_for_a_while():
     world = World(devices=(device(),))
     world.deploy(pooled("f", 100_000, timeout_s=1000.0))
     served(world, "f")
@@ -473,7 +473,7 @@ def test_functions_whose_shared_run_breaks_a_device_are_suspect_and_have_not_fai
     assert all(shared_runs.is_suspect(each) for each in functions)
 
 
-def test_starts_that_a_tenant_delays_do_not_lengthen_the_time_slices_of_all():
+def test_starts_that_a_tenant_delays_lengthen_time_slices_only_up_to_a_limit():
     world, _ = long_run(pooled("g", tenant="u", timeout_s=3600.0))
     world.state.pool.start_s = 100.0
     ready_at = known(world).executor.ready_at

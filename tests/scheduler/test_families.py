@@ -100,7 +100,7 @@ def test_a_function_on_trial_is_tried_in_a_worker_of_its_own_and_its_siblings_do
     assert start.worker in world.starting
 
 
-def test_a_function_that_came_after_a_worker_is_not_bound_there():
+def test_a_function_that_was_deployed_after_a_worker_started_is_not_bound_there():
     world = family("f")
     world.deploy(member("g"))
     world.arrive("g")
@@ -109,7 +109,7 @@ def test_a_function_that_came_after_a_worker_is_not_bound_there():
     assert not of(Bind, world.log)
 
 
-def test_an_idle_worker_is_stopped_for_one_of_its_family_that_came_after_it():
+def test_an_idle_worker_is_stopped_for_a_function_of_its_family_that_was_deployed_after_its_start():
     world = family("f", config={"workers_max": 1})
     world.deploy(member("g"))
     request = world.arrive("g")
@@ -134,7 +134,7 @@ def test_requests_that_wait_for_a_bind_count_as_bound_only_if_it_succeeds():
     assert world.answers[request].start == "host"
 
 
-def test_a_bind_that_fails_is_not_tried_again_there_and_a_worker_is_forked():
+def test_a_bind_that_fails_is_not_tried_again_in_that_worker_and_another_is_forked():
     world = family("f", "g")
     request = world.arrive("g")
     world.load_blocks()
@@ -189,7 +189,7 @@ def test_a_running_member_is_unbound_at_the_end_of_its_run_even_if_its_request_w
 
 
 @pytest.mark.parametrize("event", [Removed, UnloadAsked])
-def test_a_run_of_a_removed_member_that_hangs_ends_with_its_worker_and_those_of_siblings_are_tried_again(event):
+def test_a_removed_member_whose_run_hangs_costs_its_worker_and_the_runs_of_siblings_are_tried_again(event):
     world = family("f", "g", config={"drain_timeout_s": 2.0}, concurrency=2, timeout_s=1000.0)
     hung = world.arrive("g")
     world.load_blocks()
@@ -216,7 +216,7 @@ def test_a_workers_death_costs_the_requests_of_each_of_its_functions_one_retry()
     assert all(isinstance(world.answers[request], Reply) for request in requests)
 
 
-def test_a_function_that_kills_two_workers_gets_workers_of_its_own_and_its_sibling_keeps_its():
+def test_a_function_that_kills_two_workers_gets_workers_of_its_own_and_leaves_its_family():
     world = family("f", "g", config={"backoff_first_s": 0.1})
     for _ in range(2):
         world.arrive("f")
@@ -317,7 +317,7 @@ def test_blocks_of_bound_members_are_held_until_they_are_unbound():
     assert gone[0] < dropped[0]
 
 
-def test_idle_members_of_a_worker_far_beyond_its_need_are_unbound():
+def test_idle_members_of_a_worker_whose_memory_is_far_beyond_its_need_are_unbound():
     world = family("f", "g", "h")
     for name in ("g", "h"):
         world.now += 0.1
@@ -327,7 +327,7 @@ def test_idle_members_of_a_worker_far_beyond_its_need_are_unbound():
     assert of(Unbind, actions) == [Unbind(1, "f@1"), Unbind(1, "g@1")]
 
 
-def test_what_many_members_add_to_a_worker_is_within_its_need():
+def test_the_memory_that_many_members_add_to_a_worker_is_within_its_need():
     names = [f"m{number}" for number in range(100)]
     world = family(*names)
     for name in names:
@@ -422,13 +422,13 @@ def test_of_many_waiting_functions_some_try_again_at_the_end_of_a_run_and_all_ar
         marked.clear()
         world.finish()
         counts.append(len({each.spec.id for each in marked}))
-    # The first due, as many that are bound, and the one whose run has ended.
+    # The two that are due first, two that are bound, and the one whose run has ended.
     assert max(counts) <= 2 + 2 + 1
     assert len(world.answers) == 2 * len(names) + 1
     assert all(isinstance(answer, Reply) for answer in world.answers.values())
 
 
-def test_where_all_that_try_again_refuse_their_late_requests_others_get_the_slot_at_once(monkeypatch):
+def test_if_all_functions_that_try_again_refuse_their_late_requests_others_get_the_slot_immediately(monkeypatch):
     monkeypatch.setattr(families, "MARKED_MAX", 2)
     names = [f"f{number}" for number in range(12)]
     world = family(*names, max_workers=1, slo_ms=100.0, late="refuse", config={"cores": 1})
@@ -465,7 +465,7 @@ def test_the_function_whose_run_has_ended_is_marked_and_one_that_waits_and_is_to
     assert list(cycle.changed) == ["g@1", "h@1", "i@1", "j@1"]
 
 
-def test_a_worker_far_beyond_its_need_unbinds_some_functions_in_each_step(monkeypatch):
+def test_a_worker_whose_memory_is_far_beyond_its_need_unbinds_some_functions_in_each_step(monkeypatch):
     names = [f"f{number}" for number in range(8)]
     world = family(*names)
     for name in names:
@@ -501,7 +501,7 @@ def test_a_function_that_can_be_bound_does_not_wait_behind_those_whose_blocks_ar
     world.calm()
 
 
-def test_a_worker_of_a_family_without_members_ends_with_the_run_of_an_isolated_function():
+def test_a_worker_of_a_family_without_members_is_stopped_when_the_run_of_an_isolated_function_ends():
     world = World(backoff_first_s=0.1, cores=8)
     for name in "fg":
         world.deploy(member(name, timeout_s=50.0))
@@ -561,7 +561,7 @@ def test_a_function_in_backoff_does_not_keep_the_idle_workers_of_its_family(wait
     assert len(world.stopping) == 1
 
 
-def test_a_function_in_backoff_does_not_keep_an_idle_worker_that_lacks_it():
+def test_a_function_in_backoff_does_not_keep_an_idle_worker_in_which_it_is_not_bound():
     world = World(cores=8, workers_max=3, backoff_first_s=20.0, backoff_max_s=30.0)
     for name in "fx":
         world.deploy(member(name, timeout_s=500.0))
@@ -586,7 +586,7 @@ def test_a_function_in_backoff_does_not_keep_an_idle_worker_that_lacks_it():
     assert list(world.state.tenants["t"].spare) == [lacking.id]
 
 
-def test_a_function_in_backoff_keeps_the_idle_worker_that_has_it():
+def test_a_function_in_backoff_keeps_the_idle_worker_in_which_it_is_bound():
     world = World(cores=2, workers_max=4, backoff_first_s=20.0, backoff_max_s=30.0)
     world.deploy(spec("f", max_workers=2))
     for name, tenant in (("h", "t"), ("g", "u")):

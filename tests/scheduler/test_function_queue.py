@@ -54,7 +54,7 @@ def test_the_end_of_a_run_ranks_a_bounded_number_of_functions(monkeypatch):
         assert len(ranked) <= ended * FEW
 
 
-def test_an_arrival_ranks_none_while_no_device_is_free(monkeypatch):
+def test_an_arrival_ranks_no_function_while_no_device_is_free(monkeypatch):
     world = overloaded()
     ranked = count(monkeypatch, swaps, "least_swap_wait_s")
     world.arrive(NAMES[1])
@@ -92,7 +92,7 @@ def test_a_function_behind_others_gets_the_device_that_these_do_not_fit_on():
     assert request in running(world)
 
 
-def test_the_backlog_of_many_functions_is_estimated_by_the_first():
+def test_the_backlog_of_many_functions_is_estimated_from_the_first_ones():
     world = overloaded()
     cycle = world.scheduler.cycle
     known = [each for each in NAMES[:FEW] if pool_record(world.state.functions[f"{each}@1"]).times.is_known]
@@ -137,7 +137,7 @@ def test_a_step_looks_at_fewer_functions_of_many_blocks(monkeypatch):
     assert len(world.answers) == len(NAMES) + 2
 
 
-def test_a_step_looks_at_some_of_those_behind_the_first_and_later_ones_at_the_others():
+def test_a_step_looks_at_some_of_those_behind_the_first_and_later_steps_at_the_others():
     waiting = overloaded().state.pool.waiting
     first = [each.spec.name for each in waiting.first()]
     assert len(first) == FEW
@@ -151,7 +151,7 @@ def test_a_step_looks_at_some_of_those_behind_the_first_and_later_ones_at_the_ot
     assert waiting.further({None}, 999) == []
 
 
-def test_few_slices_are_compared_because_each_takes_long(monkeypatch):
+def test_few_slices_are_compared_because_the_comparison_of_each_takes_long(monkeypatch):
     monkeypatch.setattr(function_queue, "SLICE_COUNT", 2)
     world = World(devices=(device(),))
     for name in "fghk":
