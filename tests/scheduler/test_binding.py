@@ -205,7 +205,7 @@ def calls(waiting: int) -> int:
 
 
 def test_not_all_functions_that_lack_private_memory_are_looked_at_whenever_capacity_changes():
-    assert calls(waiting=40) == calls(waiting=20)
+    assert calls(waiting=40) == calls(waiting=20) > 0
 
 
 def test_while_a_function_waits_for_capacity_a_bind_replaces_another_and_takes_no_free_memory():

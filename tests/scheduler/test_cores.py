@@ -240,6 +240,8 @@ def test_a_priority_goes_before_an_slo():
     world = awake("abc", slo_ms=500)
     world.arrive("a")
     world.arrive("b")
+    # It is due after the other one.
+    world.now += 0.001
     world.arrive("c", priority=1)
     assert order(world) == ["a", "c", "b"]
 
