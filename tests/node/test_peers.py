@@ -19,10 +19,11 @@ from .test_executors import pool_of, sees_maps, variant
 ONE, TWO, SLOW = (DeviceId(f"virtual:{number}") for number in range(3))
 MEMORY_BYTES = 16 << 20
 DEVICES = (
-    DeviceConfig(name=ONE, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, switch="a", peers={TWO: 50e9}),
+    # The memory of the last one is shared too, so that a test can see what it has copied.
+    DeviceConfig(name=ONE, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, switch="a", peers={TWO: 50e9, SLOW: 50e9}),
     DeviceConfig(name=TWO, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, switch="a", peers={ONE: 50e9}),
-    # A copy takes a good part of a second.
-    DeviceConfig(name=SLOW, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, peers={ONE: 1e6}),
+    # A copy takes some seconds.
+    DeviceConfig(name=SLOW, memory_bytes=MEMORY_BYTES, group_bytes=64 << 10, peers={ONE: 2e5}),
 )
 
 
@@ -45,12 +46,15 @@ def mapped(pool, executor):
 
 
 async def copying(pool, function):
-    """Return two executors, the second of which copies from the first; the answers of the first; the second's run."""
+    """Return two executors, the second of which is halted while it copies from the first; the answers of the first;
+    the second's run.
+    """
     one, slow = await pool.start(ONE), await pool.start(SLOW)
     await pool.run(one, function)
-    wanted = pool.answers()
+    wanted, process = pool.answers(), pool.effects.executors._executors[slow]
     run = asyncio.create_task(pool.run(slow, function, peer=ONE))
-    await asyncio.sleep(0.1)
+    await until(lambda: any(os.pread(process.memory.fd, MEMORY_BYTES, 0)))
+    os.kill(process.pid, signal.SIGSTOP)
     return one, slow, wanted, run
 
 
@@ -86,8 +90,10 @@ def test_an_executor_that_dies_while_another_copies_from_it_disturbs_nobody(rig,
     pool.deploy(function)
 
     async def scene():
-        one, _, wanted, run = await copying(pool, function)
+        one, slow, wanted, run = await copying(pool, function)
         os.kill(pool.effects.executors._executors[one].pid, signal.SIGKILL)
+        await until(lambda: rig.exits(one))
+        os.kill(pool.effects.executors._executors[slow].pid, signal.SIGCONT)
         ended = await run
         assert ended.peer_bytes == ended.moved_bytes == sum(function.block_bytes.values())
         assert pool.answers() == wanted
