@@ -7,15 +7,17 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from overwinter.core.actions import Bind, Run, StartWorker
 from overwinter.core.events import Alarm, Arrived, Bound, Demoted, Deployed, WorkerReady
-from overwinter.node import clock
+from overwinter.node import clock, overuse
 from overwinter.node.cgroups import IDLE_SUFFIX
 from overwinter.node.overuse import CHECK_INTERVAL_S, IDLE_CHECK_EVERY, OveruseCheck
 from overwinter.node.threads import Threads, default_count
@@ -40,11 +42,16 @@ SLOW = """
 import time
 
 def preprocess(inputs, state):
-    until = time.process_time() + 0.45
-    while time.process_time() < until:
-        pass
+    gate = inputs["x"]
+    for step in (1.0, 2.0, 0.0):
+        until = time.process_time() + 0.25
+        while time.process_time() < until:
+            pass
+        while gate[0, 0] < step:
+            time.sleep(0.001)
     return inputs
 """
+"""It computes, and again after each of two steps. Its inputs lie in the buffer, where the test changes them."""
 X = {"x": torch.zeros(2, 4)}
 BOUND_S = 0.1
 DEMOTED_RUN_S = 240.0
@@ -115,6 +122,12 @@ class Scene:
         before = clock.cpu_time_s(worker.pid)
         await until(lambda: clock.cpu_time_s(worker.pid) > before + 0.2)
 
+    def counted(self, monkeypatch):
+        """Return a function that adds CPU seconds to those that the checks find for a worker: exactly these."""
+        spent_s = Counter()
+        monkeypatch.setattr(overuse, "clock", SimpleNamespace(cpu_time_s=spent_s.__getitem__))
+        return lambda worker, seconds=0.2: spent_s.update({worker.pid: seconds})
+
     async def check(self, now):
         found = self.overuse.check(now)
         for worker in found:
@@ -176,18 +189,27 @@ def test_a_long_run_is_demoted_and_ends_with_the_right_answer(machine):
     async def act():
         worker = await scene.start(SLOW)
         x = {"x": torch.ones(2, 4)}
+        x["x"][0, 0] = 0.0
+        await scene.check(0.5)
+        before = clock.cpu_time_s(worker.pid)
         run = machine.begin(worker, **x)
         arrived = Arrived(run, "f", None, None)
         scene.statistics.observe(1.0, arrived, [Run(worker.worker, run, (run,))])
-        await scene.check(1.0)
-        await scene.compute(worker)
+        await until(lambda: clock.cpu_time_s(worker.pid) > before + 0.2)
         # This is allowed: the expected time of a run is not known yet.
         assert await scene.check(1.9) == []
-        await scene.compute(worker)
-        assert await scene.check(2.1) == [worker]
+        before = clock.cpu_time_s(worker.pid)
+        [slot] = worker.slots
+        gate = torch.frombuffer(slot.inputs.map, dtype=torch.float32, count=1)
+        gate.fill_(1.0)
+        await until(lambda: clock.cpu_time_s(worker.pid) > before + 0.2)
+        assert await scene.check(9.0) == [worker]
         assert scene.gets_only_idle_cores(worker)
+        assert run not in machine.ends()
+        gate.fill_(2.0)
         # This takes long where other processes compute all the time.
         await until(lambda: run in machine.ends(), DEMOTED_RUN_S)
+        x["x"][0, 0] = 2.0
         assert torch.equal(machine.output(run), x["x"] + 1.0)
         # The time was a run's, and is billed as run time.
         assert scene.statistics.tallies["f"].background_core_s == 0.0
@@ -257,22 +279,22 @@ def test_a_run_that_only_waits_is_not_demoted(rig):
     rig.run(act())
 
 
-def test_a_worker_whose_runs_usually_take_long_is_demoted_later(rig):
+def test_a_worker_whose_runs_usually_take_long_is_demoted_later(rig, monkeypatch):
     scene = Scene(rig)
+    compute = scene.counted(monkeypatch)
 
     async def act():
-        worker = await scene.start(SPINS)
+        worker = await scene.start(None)
         scene.statistics.tallies["f"].usual_run_s = 0.3
         arrived = Arrived(1, "f", None, None)
         scene.statistics.observe(1.0, arrived, [Run(worker.worker, 1, (1,))])
         await scene.check(1.0)
-        await scene.compute(worker)
+        compute(worker)
         assert await scene.check(2.1) == []
         # It should have ended, but other processes used the core.
-        await scene.compute(worker)
+        compute(worker)
         assert await scene.check(12.0) == []
-        for _ in range(6):
-            await scene.compute(worker)
+        compute(worker, 1.2)
         assert await scene.check(13.0) == [worker]
 
     rig.run(act())
@@ -282,12 +304,13 @@ def test_a_worker_whose_runs_usually_take_long_is_demoted_later(rig):
     ("functions", "usual"),
     [(("f@1",), {"f": 0.3}), (("f@1",) * 4, {"f": 0.075}), (("f@1", "g@1"), {"f": 0.03, "g": 0.0375})],
 )
-def test_the_usual_time_of_a_run_grows_with_its_requests(rig, functions, usual):
+def test_the_usual_time_of_a_run_grows_with_its_requests(rig, monkeypatch, functions, usual):
     """All of these usually take 0.3 s, the last one with the verification of its split."""
     scene = Scene(rig)
+    compute = scene.counted(monkeypatch)
 
     async def act():
-        worker = await scene.start(SPINS)
+        worker = await scene.start(None)
         scene.statistics.observe(0.0, Deployed(spec("g"), resident=True), [Bind(worker.worker, "g@1", 1)])
         scene.statistics.observe(0.0, Bound(worker.worker, "g@1", 1), [])
         for name, seconds in usual.items():
@@ -298,11 +321,9 @@ def test_the_usual_time_of_a_run_grows_with_its_requests(rig, functions, usual):
         scene.statistics.observe(1.0, Alarm(), [run])
         await scene.check(1.0)
         # Where a run has several requests, this is more than four times the usual time of one.
-        for _ in range(2):
-            await scene.compute(worker)
+        compute(worker, 0.4)
         assert await scene.check(2.1) == []
-        for _ in range(5):
-            await scene.compute(worker)
+        compute(worker, 1.0)
         assert await scene.check(13.0) == [worker]
 
     rig.run(act())
