@@ -378,7 +378,7 @@ def test_a_load_that_ends_keeps_another_loads_claim_of_a_block_that_was_dropped_
 
     def copying() -> None:
         claimed.set()
-        assert may_copy.wait(5)
+        assert may_copy.wait(60)
 
     second = threading.Thread(target=lambda: added.append(host.load(blobs[:1], copying)), daemon=True)
 
@@ -386,7 +386,7 @@ def test_a_load_that_ends_keeps_another_loads_claim_of_a_block_that_was_dropped_
         if host.holds(blobs[0].address):
             host.drop([blobs[0].address])
             second.start()
-            assert claimed.wait(5)
+            assert claimed.wait(60)
 
     assert host.load(blobs, drop_the_first) == sum(blob.nbytes for blob in blobs)
     assert host.is_copying

@@ -434,7 +434,7 @@ def test_a_handler_may_change_its_name():
 
 
 def test_an_asset_that_two_binds_read_at_the_same_time_is_kept_once():
-    assets, barrier = Assets(), threading.Barrier(8, timeout=10)
+    assets, barrier = Assets(), threading.Barrier(8, timeout=60)
 
     def make() -> object:
         barrier.wait()
