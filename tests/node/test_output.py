@@ -75,7 +75,8 @@ def test_no_descriptor_stays_open():
 
     before = len(os.listdir("/proc/self/fd"))
     asyncio.run(many())
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Buffers of an earlier test may have been closed in a thread meanwhile.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_lines_that_are_dropped_are_only_counted(monkeypatch):
