@@ -5,6 +5,9 @@ from contextlib import closing
 
 import pytest
 
+from overwinter.node import forks
+from overwinter.node.forks import LINGER_S
+
 from .hosted import HostedNode
 from .rig import Rig
 
@@ -14,6 +17,20 @@ def collected():
     """Collect garbage after each module, so that sockets and files that it left open are found there, not later."""
     yield
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Let a zygote report the end of a process, with the cause, before the node does without it, also if the zygote
+    stands still for a while.
+    """
+    monkeypatch.setattr(forks, "LINGER_S", 10.0)
+
+
+@pytest.fixture
+def impatient(patient, monkeypatch):
+    """Let the node wait for the usual time only; for tests of ends that no zygote reports."""
+    monkeypatch.setattr(forks, "LINGER_S", LINGER_S)
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,7 @@ NOISE = {
 }
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("noise", NOISE)
 def test_noise_ends_only_the_executor_that_sent_it(rig, pool, noise: str):
     async def scene() -> None:

@@ -440,6 +440,7 @@ LIES = {
 }
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("code", "ends_it"), LIES.values(), ids=LIES.keys())
 def test_reports_of_a_zygote_on_its_workers_are_checked_with_the_kernel(calm, code, ends_it):
     calm.run(asked_for_a_worker(calm, code, calm.victim, ends_it))
@@ -488,6 +489,7 @@ async def end_of_its_worker(rig: Rig, double: Double, which: Function) -> None:
     await gone(process.pid)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_late_report_of_a_workers_end_does_not_end_the_zygote():
     ada = function("late", "ada")
 
