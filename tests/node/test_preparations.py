@@ -1,5 +1,8 @@
 """A run ends the preparation that is in progress in its executor."""
 
+import os
+import signal
+
 from overwinter.core.actions import RunOnDevice
 from overwinter.core.ids import RequestId, RunId
 
@@ -23,9 +26,13 @@ def test_a_run_that_waits_for_a_hash_interrupts_a_warm_up_at_once(rig, pool, mon
     async def scene():
         executor = await pool.start()
         monkeypatch.setattr(pool.effects.executors, "_when_verified", when_verified)
+        # It does not warm up before the run is ordered too.
+        pid = pool.effects.executors.process(LARGE).pid
+        os.kill(pid, signal.SIGSTOP)
         operation, run, request = pool.order(executor, prepared), RunId(rig.number()), RequestId(rig.number())
         rig._ask(request, runs.inputs)
         pool.effects.carry_out(RunOnDevice(executor, LARGE, run, runs.deployed.id, (request,)))
+        os.kill(pid, signal.SIGCONT)
         await until(lambda: pool.prepared(operation))
         assert pool.prepared(operation)[0].interrupted
         assert not rig.ends()
