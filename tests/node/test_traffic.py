@@ -12,6 +12,8 @@ from overwinter.core.versions import Share, Shares, Versions
 from overwinter.node.fair_lock import FairLock
 from overwinter.node.traffic import TrafficSplits
 
+from .rig import until
+
 
 class Function(msgspec.Struct):
     name: str
@@ -112,11 +114,16 @@ def test_an_unloaded_version_does_not_become_the_one_that_answers() -> None:
 
 def test_a_promotion_whose_caller_leaves_while_it_is_stored_is_in_effect() -> None:
     async def main() -> None:
-        fake, may_store = Fake(), threading.Event()
+        fake, stores, may_store = Fake(), threading.Event(), threading.Event()
         fake.may_end.set()
-        fake.put = lambda name, shares: may_store.wait(10.0)
+
+        def put(name: str, shares: Shares) -> None:
+            stores.set()
+            assert may_store.wait(60.0)
+
+        fake.put = put
         setting = asyncio.ensure_future(TrafficSplits(fake, fake, fake, fake.posted.append).set("f", ()))
-        await asyncio.sleep(0.05)
+        await until(stores.is_set)
         setting.cancel()
         await asyncio.sleep(0)
         may_store.set()
