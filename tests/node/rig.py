@@ -118,9 +118,10 @@ class Rig:
         await until(self.processes.is_up)
         for zygote in list(self.processes.zygotes.tenants.values()):
             self.processes.zygotes.end(zygote)
-        for worker in list(self.processes.worker_pids()):
+        # Also those that are not forked yet: they would be forked during the next test.
+        for worker in [*(process.worker for process in self.processes.workers()), *self.processes.ahead.workers]:
             self.processes.stop(worker, kill=True)
-        await until(lambda: not self.processes.worker_pids())
+        await until(lambda: not (self.processes.workers() or self.processes.ahead.workers))
         for id_ in list(self.registry.functions):
             self.registry.remove(id_)
         self.events.clear()
