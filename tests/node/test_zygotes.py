@@ -26,7 +26,7 @@ from overwinter.worker.sandbox import uid_of
 
 from .rig import START_S, Function, Rig, until
 
-TIMEOUT_S = 3.0
+TIMEOUT_S = 6.0
 HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
 LOOKS = """
 import sys
