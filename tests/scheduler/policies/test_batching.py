@@ -24,7 +24,7 @@ def waiting(count: int, waited_s: float, slo_s: float = 1.0, each_s: float = 0.1
     return Waiting(count=count, waited_s=waited_s, slo_s=slo_s, latency=lambda worker, n: each_s * n, keeps_up=False)
 
 
-def test_adaptive_waits_as_long_as_one_more_would_still_be_in_time():
+def test_adaptive_waits_as_long_as_one_more_request_would_still_be_in_time():
     step = adaptive(waiting(2, 0.1), [worker(1, 8)])
     assert isinstance(step, Wait)
     assert step.seconds == pytest.approx(1.0 * 2 / 3 - 0.2 - 0.1)
@@ -54,7 +54,7 @@ def test_requests_that_no_worker_can_answer_in_time_are_sent_late_to_the_worker_
     assert step.worker.id == 2
 
 
-def test_timeout_sends_a_full_batch_or_when_the_time_of_a_full_run_is_left():
+def test_timeout_sends_a_full_batch_or_any_batch_when_only_the_time_of_a_full_run_is_left():
     assert isinstance(timeout(waiting(4, 0.0), [worker(1, 4)]), Send)
     step = timeout(waiting(1, 0.1), [worker(1, 4)])
     assert isinstance(step, Wait)
@@ -62,14 +62,14 @@ def test_timeout_sends_a_full_batch_or_when_the_time_of_a_full_run_is_left():
     assert isinstance(timeout(waiting(1, 0.6), [worker(1, 4)]), Send)
 
 
-def test_the_default_says_what_is_late_also_when_it_does_not_wait():
+def test_the_default_marks_late_requests_even_when_it_does_not_wait():
     keeps_up = msgspec.structs.replace(waiting(1, 0.95), keeps_up=True)
     assert RULES["overwinter"](keeps_up, [worker(1, 4)]) == Send(worker(1, 4), 1, late=True)
     in_time = msgspec.structs.replace(waiting(1, 0.9), keeps_up=True)
     assert RULES["overwinter"](in_time, [worker(1, 4)]) == Send(worker(1, 4), 1)
 
 
-def test_greedy_prefers_the_worker_that_does_least_then_the_one_used_last():
+def test_greedy_prefers_the_least_busy_worker_then_the_most_recently_used_one():
     first, second, busy = worker(1, 4), worker(2, 4), worker(3, 4, runs=1)
     second.since = 5.0
     step = greedy(waiting(2, 0.0), [busy, first, second])
@@ -117,7 +117,9 @@ def test_a_waiting_batch_is_sent_by_its_timer_at_the_latest():
 
 
 def late(world: World) -> list[str]:
-    """Let three requests wait for their batch in an idle worker until they are late."""
+    """Let three requests wait for a full batch until they are late, while a worker is idle; return the types of their
+    answers.
+    """
     world.now += 0.1
     world.send(LoadAsked("f@1"))
     world.settle_processes()
@@ -155,7 +157,7 @@ def test_a_stage_is_not_refused_before_its_pipeline_is_late():
     assert [type(world.answers[id_]) for id_ in requests] == [Reply, Refuse]
 
 
-def test_urgent_requests_go_first_and_the_ordinary_in_their_order():
+def test_requests_run_in_the_order_of_their_priorities_and_then_of_their_arrival():
     world = World(policy="fixed")
     world.deploy(spec())
     for priority in (0, 200, 3, 0, 1, 3):
@@ -177,7 +179,7 @@ def test_what_has_expired_is_refused_and_never_run():
     assert [action.requests for action in world.log if isinstance(action, Run)] == [(2,)]
 
 
-def test_a_worker_with_slots_is_handed_as_many_runs_at_once_and_no_more():
+def test_a_worker_gets_as_many_concurrent_runs_as_its_concurrency_and_no_more():
     world = World(cores=4)
     world.deploy(spec(concurrency=3, max_workers=1))
     for _ in range(5):

@@ -43,7 +43,7 @@ def test_of_functions_whose_runs_hide_their_transfers_the_one_with_the_shorter_t
     assert first("cost-aware", plain={"run_s": 1.0}, smaller=hidden) == "smaller"
 
 
-def test_what_is_waited_for_is_evicted_after_all_others():
+def test_a_function_for_which_requests_wait_is_evicted_after_all_others():
     assert first("cost-aware", plain={}, wanted={"is_wanted": True, "unused_s": 99.0}) == "plain"
 
 

@@ -48,7 +48,7 @@ def test_answers_are_forgotten_after_the_window():
     assert (made.count, made.in_time) == (1, 1)
 
 
-def test_the_first_functions_have_high_priority_up_to_a_part_of_the_total():
+def test_the_first_functions_have_high_priority_up_to_a_part_of_all_required_requests():
     required = [(10.0, "a"), (30.0, "b"), (60.0, "c"), (-5.0, "d")]
     assert boundary(required, 1.0) == (60.0, "c")
     assert boundary(required, 0.4) == (30.0, "b")

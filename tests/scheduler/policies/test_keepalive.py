@@ -22,23 +22,23 @@ def idle(policy, since, used, gaps=(), keep_alive_s=None):
     return idle_until(Cycle(SchedulerConfig(policy=policy)), worker)
 
 
-def test_a_fixed_time_restarts_on_reuse_of_the_worker():
+def test_a_fixed_keep_alive_restarts_on_reuse_of_the_worker():
     assert idle(POLICIES["tetris"], since=5.0, used=50.0) == 65.0
     assert idle(POLICIES["tetris"], since=5.0, used=50.0, keep_alive_s=90.0) == 95.0
 
 
-def test_without_a_time_an_idle_worker_stays_and_its_own_time_is_an_upper_bound():
+def test_without_a_fixed_keep_alive_an_idle_worker_stays_unless_its_function_sets_one():
     assert idle(POLICIES["overwinter"], since=5.0, used=50.0) == inf
     assert idle(POLICIES["overwinter"], since=5.0, used=50.0, keep_alive_s=10.0) == 15.0
 
 
-def test_a_history_says_nothing_before_there_is_one():
+def test_a_history_counts_only_once_it_has_enough_gaps():
     assert from_history([1.0] * (GAPS_LEAST - 1), 60.0) == 60.0
     assert from_history([1.0] * GAPS_LEAST, 60.0) == 1.1
     assert from_history([1.0] * 7 + [10.0], 60.0) == pytest.approx(11.0)
 
 
-def test_a_history_is_of_the_function_and_gives_at_least_one_period():
+def test_a_keep_alive_by_history_begins_at_the_last_use_of_the_function_and_is_at_least_one_period():
     policy = POLICIES["infless"]
     assert idle(policy, since=5.0, used=50.0, gaps=[0.1] * GAPS) == 50.0 + policy.period_s
     assert idle(policy, since=5.0, used=50.0, gaps=[20.0] * GAPS) == 50.0 + 22.0

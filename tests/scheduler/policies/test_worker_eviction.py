@@ -33,7 +33,7 @@ def test_use_cost_and_small_size_raise_the_value_and_none_is_below_the_clock(idl
 
 
 @given(IDLE, IDLE)
-def test_the_baseline_looks_at_the_time_alone(one, other):
+def test_the_baseline_looks_at_the_time_of_the_last_use_alone(one, other):
     assert (least_recently_used(one) < least_recently_used(other)) == (one.now < other.now)
 
 

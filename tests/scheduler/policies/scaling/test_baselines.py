@@ -12,7 +12,7 @@ from tests.scheduler.policies.scaling.profiles import MIB, point, scaling_input,
 
 
 class TestMls:
-    def test_eta_adds_rate_for_a_core_and_for_rho_m(self):
+    def test_eta_is_the_rate_per_core_plus_the_rate_per_rho_m(self):
         asked = scaling_input(1, [], macs=4_000_000_000, weight_bytes=100 * MIB)
         made_as = point(cores=2, mib=100, batch=4, latency_s=0.2)
         assert efficiency(asked, made_as) == pytest.approx(4 / (2 * 0.2) + 4 / (4 * 2 * 0.2))
@@ -43,7 +43,7 @@ class TestMls:
         said = mls(scaling_input(105, points, free_cores=5.0))
         assert [configuration.cores for configuration in said.start] == [4, 1]
 
-    def test_the_least_efficient_go_first_whatever_their_load(self):
+    def test_the_least_efficient_workers_are_stopped_first_whatever_their_load(self):
         poor, good = point(cores=2, latency_s=0.1), point(cores=1, latency_s=0.1)
         workers = (worker(1, good, load=0.0), worker(2, poor, load=0.9))
         assert mls(scaling_input(5, [poor, good], workers=workers)).stop == (2,)
@@ -63,7 +63,7 @@ class TestDts:
         assert by_memory(scaling_input(15, points)).start == (Configuration(2, 2, 2),)
         assert by_memory(scaling_input(15, points, slo_s=0.3)).start == (Configuration(2, 1, 2),)
 
-    def test_only_the_rate_that_is_left_is_served_anew(self):
+    def test_workers_start_only_for_the_rate_that_present_ones_do_not_serve(self):
         made_as = point(latency_s=0.1)
         assert len(by_memory(scaling_input(24, [made_as], workers=(worker(1, made_as), worker(2, made_as)))).start) == 1
 
@@ -83,7 +83,7 @@ class TestDts:
 
 
 class TestInfless:
-    def test_batches_and_no_concurrency(self):
+    def test_batches_are_chosen_and_no_concurrency(self):
         points = [point(latency_s=0.1), point(batch=4, latency_s=0.19), point(concurrency=4, latency_s=0.1)]
         assert set(infless(scaling_input(100, points)).start) == {Configuration(1, 4, 1)}
 
@@ -99,7 +99,7 @@ class TestInfless:
     def test_a_batch_that_would_not_fill_is_made_where_there_is_nothing_else(self):
         assert infless(scaling_input(1, [point(batch=4, latency_s=0.19)])).start == (Configuration(1, 4, 1),)
 
-    def test_rate_for_a_core_decides_and_memory_does_not(self):
+    def test_the_rate_per_core_decides_and_memory_does_not(self):
         points = [point(cores=1, mib=5000, latency_s=0.1), point(cores=2, mib=10, latency_s=0.06)]
         assert infless(scaling_input(5, points)).start == (points[0].configuration,)
 
@@ -109,7 +109,7 @@ class TestInfless:
 
 
 class TestPhotons:
-    def test_as_much_concurrency_as_the_slo_bears(self):
+    def test_as_much_concurrency_is_chosen_as_the_slo_allows(self):
         points = [point(cores=n, concurrency=n, latency_s=0.1 * n) for n in (1, 2, 4, 8)]
         assert photons(scaling_input(5, points)).start == (Configuration(4, 1, 4),)
 
@@ -132,7 +132,7 @@ class TestPhotons:
 
 
 class TestBatch:
-    def test_the_batch_that_the_rate_can_fill(self):
+    def test_the_batch_that_the_rate_can_fill_is_chosen(self):
         points = [point(latency_s=0.1), point(batch=8, latency_s=0.2)]
         assert [batch(scaling_input(rate, points)).start[0].batch for rate in (1, 100)] == [1, 8]
         assert cost_of_a_request(points[1], 5.0, 0.4) == pytest.approx(0.2 / 2)
@@ -141,7 +141,7 @@ class TestBatch:
         points = [point(cores=4, latency_s=0.09), point(cores=1, latency_s=0.3)]
         assert batch(scaling_input(1, points)).start == (points[1].configuration,)
 
-    def test_the_configuration_is_kept_while_a_worker_lives(self):
+    def test_the_configuration_is_kept_while_there_is_a_worker(self):
         points = [point(latency_s=0.1), point(batch=8, latency_s=0.2)]
         said = batch(scaling_input(100, points, workers=(worker(1, points[0]),)))
         assert set(said.start) == {points[0].configuration}

@@ -22,7 +22,7 @@ def test_without_a_past_nothing_is_expected(name):
     assert PREDICTORS[name]([]) == 0
 
 
-def test_the_window_rises_at_once_and_falls_slowly():
+def test_the_window_rises_immediately_and_falls_slowly():
     window = PREDICTORS["window"]
     assert window([1.0, 100.0]) == 100
     assert 10 < window([100.0, 100.0, 10.0]) < 100
@@ -30,5 +30,5 @@ def test_the_window_rises_at_once_and_falls_slowly():
 
 @pytest.mark.parametrize("name", sorted(PREDICTORS))
 @given(rates=st.lists(st.floats(0, 1e6), min_size=1))
-def test_no_more_than_half_above_the_highest_past_rate_is_expected(name, rates):
+def test_at_most_one_and_a_half_times_the_highest_past_rate_is_expected(name, rates):
     assert 0 <= PREDICTORS[name](rates) <= 1.5 * max(rates) * (1 + 1e-9)

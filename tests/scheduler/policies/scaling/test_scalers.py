@@ -106,7 +106,7 @@ def test_what_stops_is_not_needed(name, asked):
 
 
 @each_scaler
-def test_the_room_between_alpha_and_beta_is_left_alone(name):
+def test_a_load_between_beta_and_alpha_changes_nothing(name):
     made_as = point(latency_s=0.1)
     workers = tuple(worker(number, made_as) for number in range(10))
     for rate, changes in ((81, True), (79, False), (61, False), (53, True)):
@@ -115,7 +115,7 @@ def test_the_room_between_alpha_and_beta_is_left_alone(name):
 
 
 @each_scaler
-def test_the_least_loaded_goes_first(name):
+def test_the_least_loaded_workers_are_stopped_first(name):
     made_as = point(latency_s=0.1)
     workers = tuple(worker(number, made_as, load) for number, load in enumerate([0.9, 0.1, 0.5]))
     assert SCALERS[name](scaling_input(5, [made_as], workers=workers)).stop == (1, 2)
@@ -151,14 +151,14 @@ def test_an_endless_rate_takes_all_room(name):
 
 
 @each_scaler
-def test_a_worker_that_became_too_slow_goes_when_others_serve(name):
+def test_a_worker_that_became_too_slow_is_stopped_when_others_serve_the_rate(name):
     slow, fast = point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.1)
     workers = (worker(1, slow, load=1.0), worker(2, fast))
     assert SCALERS[name](scaling_input(7, [slow, fast], workers=workers)).stop == (1,)
 
 
 @each_scaler
-def test_a_sum_of_rates_that_is_infinite_leaves_a_number(name):
+def test_an_infinite_sum_of_rates_does_not_make_the_unserved_rate_nan(name):
     endless = point(latency_s=1e-308)
     said = SCALERS[name](scaling_input(7, [endless], workers=(worker(1, endless), worker(2, endless)), slo_s=None))
     assert not math.isnan(said.unserved)

@@ -76,7 +76,7 @@ def test_a_selection_meets_the_slo_and_serves_the_rate_except_the_unserved_part(
 @given(
     points=profiles(), size=st.floats(0, 20), cores=st.integers(0, 9), workers=st.integers(0, 5), mib=st.floats(0, 2000)
 )
-def test_room_is_kept_and_filled_before_any_rate_is_refused(select, points, size, cores, workers, mib):
+def test_limits_hold_and_rate_is_left_unserved_only_if_nothing_more_fits(select, points, size, cores, workers, mib):
     rate, _ = sized(points, size, 1)
     limits = Limits(float(cores), workers, mib * MIB)
     selection = select(points, rate, math.inf, weighing(0), limits)
