@@ -31,7 +31,7 @@ def awake(**settings) -> World:
     return world
 
 
-def test_a_request_wakes_a_sleeping_function_once():
+def test_two_requests_wake_a_sleeping_function_once():
     world = World()
     world.deploy(spec())
     first, second = world.arrive(), world.arrive()
@@ -69,7 +69,7 @@ def test_waiting_requests_share_a_run_up_to_the_batch_limit():
     assert runs == [(2,), (3, 4, 5)]
 
 
-def test_workers_grow_one_at_a_time_to_the_limit():
+def test_workers_start_one_at_a_time_up_to_the_limit():
     world = World(cores=4)
     world.deploy(spec(max_workers=3))
     for _ in range(6):
@@ -84,7 +84,7 @@ def test_workers_grow_one_at_a_time_to_the_limit():
     assert len(world.running) == 3
 
 
-def test_a_full_queue_refuses_with_a_time_to_come_back():
+def test_a_full_queue_refuses_with_a_time_to_retry_after():
     world = awake(queue_limit=2)
     for _ in range(4):
         world.arrive()
@@ -108,7 +108,7 @@ def test_an_idle_worker_is_stopped_after_the_keep_alive_which_restarts_on_reuse(
     assert not world.state.workers
 
 
-def test_a_crash_costs_one_retry_and_then_a_clear_error():
+def test_a_request_is_retried_after_a_crash_and_refused_with_a_clear_error_after_a_second_one():
     world = awake()
     request = world.arrive()
     assert kinds(world.die(reason="killed by signal 9")) == []
@@ -218,7 +218,7 @@ def test_lost_blocks_are_loaded_again():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_unload_stops_the_worker_and_drops_the_blocks_and_load_wakes():
+def test_an_unload_stops_the_worker_and_drops_the_blocks_and_a_load_wakes_the_function():
     world = awake()
     actions = world.send(UnloadAsked("f@1"))
     assert kinds(actions) == ["StopWorker", "Drop"]
@@ -230,7 +230,7 @@ def test_unload_stops_the_worker_and_drops_the_blocks_and_load_wakes():
     assert "LoadFinished" in kinds(world.ready())
 
 
-def test_a_running_request_survives_unload_and_remove():
+def test_a_running_request_is_answered_after_an_unload_or_a_removal():
     for event in (UnloadAsked("f@1"), Removed("f@1")):
         world = awake()
         request = world.arrive()
@@ -305,7 +305,7 @@ def test_a_zygote_prepares_each_program_once():
     assert sum(isinstance(a, Prepare) for a in world.log) == 2
 
 
-def test_each_tenants_zygote_prepares_for_itself():
+def test_the_zygote_of_each_tenant_prepares_a_program_for_itself():
     world = World()
     for name, tenant in (("f", "ada"), ("g", "bob")):
         world.deploy(msgspec.structs.replace(spec(name, tenant=tenant, keep_alive_s=0.0), program="the same"))
@@ -322,7 +322,7 @@ def test_each_tenants_zygote_prepares_for_itself():
     assert [action.function for action in world.log if isinstance(action, Prepare)][2:] == ["g@1"]
 
 
-def test_the_program_of_a_function_with_code_of_its_own_is_prepared_too():
+def test_the_program_of_a_function_with_a_handler_is_prepared_too():
     world = World()
     world.deploy(spec(has_handler=True))
     world.arrive()
@@ -356,7 +356,7 @@ def test_the_first_wake_of_the_first_version_is_its_trial():
     assert isinstance(world.answers[request], Reply)
 
 
-def test_an_answer_that_comes_after_its_worker_was_given_up_changes_nothing():
+def test_a_run_that_ends_after_its_worker_was_stopped_changes_no_answer():
     for event in (UnloadAsked("f@1"), Removed("f@1")):
         world = awake(timeout_s=5.0)
         request = world.arrive()
@@ -392,7 +392,7 @@ def test_a_running_requests_deadline_holds_after_unload():
     assert world.answers[request].error == "DeadlineError"
 
 
-def test_a_busy_function_does_not_keep_another_out_for_ever():
+def test_a_busy_function_does_not_starve_another():
     world = World(workers_max=1)
     world.deploy(spec(name="f"))
     world.deploy(spec(name="g"))
@@ -459,7 +459,7 @@ def test_the_zygote_holds_a_limited_number_of_programs_and_forgets_the_one_used_
     ]  # fmt: skip
 
 
-def test_a_program_is_warmed_up_by_its_tenants_first_trial_alone():
+def test_a_program_is_warmed_up_only_by_the_first_trial_of_each_tenant():
     world = World()
     for version in (1, 2):
         world.deploy(spec(version=version), on_trial=True)
@@ -472,7 +472,7 @@ def test_a_program_is_warmed_up_by_its_tenants_first_trial_alone():
 
 
 @pytest.mark.parametrize("event", [Removed, UnloadAsked])
-def test_a_deadline_holds_when_the_function_goes(event):
+def test_a_deadline_holds_when_the_function_is_removed_or_unloaded(event):
     world = awake()
     request = world.arrive(deadline=3.0)
     world.send(event("f@1"))

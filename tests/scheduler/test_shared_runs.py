@@ -78,7 +78,7 @@ def test_a_failure_of_one_request_refuses_no_other():
     assert (world.answers[g].error, world.answers[g].message) == ("HandlerError", "bad")
 
 
-def test_a_run_that_failed_for_some_says_nothing_of_what_sharing_costs():
+def test_the_time_of_a_shared_run_in_which_a_request_failed_does_not_count():
     world = family(member("f"), member("g"))
     for _ in range(5):
         busy(world)
@@ -110,7 +110,7 @@ def test_functions_without_batches_common_weights_or_a_policy_that_joins_run_sep
     assert len(world.open) == 0
 
 
-def test_a_sibling_that_is_not_bound_there_is_bound_first():
+def test_a_sibling_that_is_not_bound_in_the_worker_joins_no_run_and_is_bound():
     world = World()
     for name in ("f", "g"):
         world.deploy(member(name))
@@ -139,7 +139,7 @@ def test_a_request_whose_deadline_has_come_joins_no_run():
     assert isinstance(world.answers[f], Reply)
 
 
-def test_a_death_costs_every_request_of_the_run_one_retry_and_its_functions_share_none_for_a_while():
+def test_the_requests_of_a_shared_run_whose_worker_dies_are_retried_in_separate_runs():
     world = family(member("f"), member("g"), backoff_first_s=0.1)
     busy(world)
     requests = [world.arrive("f"), world.arrive("g")]
@@ -194,7 +194,7 @@ def test_a_member_that_is_removed_unloaded_or_cancelled_during_a_shared_run_affe
 
 
 @pytest.mark.parametrize("order", list(permutations("fgh")))
-def test_a_run_of_several_that_hangs_is_stopped_in_time_to_try_each_by_itself(order):
+def test_a_shared_run_that_hangs_is_stopped_in_time_to_run_each_function_separately(order):
     world = family(member("f", timeout_s=6.0), member("g", timeout_s=9.0), member("h"), backoff_first_s=0.1)
     busy(world)
     requests = {name: world.arrive(name) for name in order}
@@ -495,7 +495,7 @@ def pass_time(world, seconds):
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_of_many_that_wait_few_are_looked_at_when_a_request_comes(monkeypatch, alike):
+def test_when_a_request_arrives_few_of_many_waiting_functions_are_looked_at(monkeypatch, alike):
     names = [f"f{number}" for number in range(shared_runs.CANDIDATES_MAX + 8)]
     members = [member(name, None if alike else ((name, 25),), max_batch=1000, slo_ms=1e6) for name in names]
     world = family(*members, policy=Policy(batching="adaptive"), workers_max=1)
@@ -523,7 +523,7 @@ class Counted(dict):
         return super().__getitem__(key)
 
 
-def test_when_a_run_ends_each_of_many_that_wait_looks_at_few_of_the_others():
+def test_when_a_run_ends_each_of_many_waiting_functions_looks_at_few_of_the_others():
     names = [f"f{number}" for number in range(200)]
     world = family(*(member(name) for name in names), cores=2, workers_max=1)
     one = world.state.families["one"]
@@ -537,7 +537,7 @@ def test_when_a_run_ends_each_of_many_that_wait_looks_at_few_of_the_others():
     assert 0 < members.looked_up < 20 * len(names)
 
 
-def test_as_many_are_counted_as_leave_the_first_in_time():
+def test_as_many_joining_requests_are_counted_as_leave_the_first_one_in_time():
     profile = Profile(weight_bytes=1, macs=1, points=(Point(1, 1, 1, 1, 0.1), Point(1, 1, 32, 1, 3.2)))
     world = family(*(member(name, max_batch=32, slo_ms=8000.0, profile=profile) for name in "fgh"), workers_max=1)
     busy(world, "h")

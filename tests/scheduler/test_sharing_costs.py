@@ -41,7 +41,7 @@ def test_shared_runs_that_fail_count_as_tries_of_sharing():
 
 
 @given(cost=st.floats(0.2, 0.95))
-def test_runs_that_pay_are_shared_except_now_and_then(cost):
+def test_runs_are_shared_except_now_and_then_if_sharing_is_faster(cost):
     joined = runs(Sharing(), 2000, lambda: cost)
     assert joined[0]
     assert not all(joined[-TRY_OTHER_LAST - 1 :]), "what a run alone takes is not looked at any more"
@@ -49,7 +49,7 @@ def test_runs_that_pay_are_shared_except_now_and_then(cost):
 
 
 @given(cost=st.floats(1.01, 5.0))
-def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
+def test_runs_are_shared_ever_more_seldom_if_sharing_is_slower(cost):
     sharing = Sharing()
     joined = runs(sharing, 2000, lambda: cost)
     assert not sharing.is_faster
@@ -64,14 +64,14 @@ def test_runs_that_do_not_pay_are_shared_ever_more_seldom(cost):
     cost=st.floats(0.3, 3.0).filter(lambda cost: not 0.8 < cost < 1.25),
     noise=st.lists(st.floats(0.9, 1.1), min_size=7, max_size=7),
 )
-def test_varying_times_are_estimated_by_most_of_them(cost, noise):
+def test_the_faster_kind_of_run_is_found_although_times_vary(cost, noise):
     at = iter(noise * 1000)
     joined = runs(Sharing(), 1000, lambda: cost * next(at))
     assert (joined.count(True) > 900) if cost < 1 else (joined.count(True) < 100)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, 1.5), (1.5, 0.5)])
-def test_when_times_change_so_does_what_is_done(before, after):
+def test_when_times_change_so_does_the_decision_to_share_runs(before, after):
     sharing = Sharing()
     runs(sharing, 2000, lambda: before)
     assert sharing.is_faster == (before < 1)
@@ -89,7 +89,7 @@ def test_one_slow_shared_run_does_not_end_sharing_for_long():
     assert sum(runs(sharing, 300, lambda: next(slow))) > 285
 
 
-def test_a_slow_machine_makes_no_shared_run_pay():
+def test_shared_runs_do_not_seem_faster_when_the_machine_becomes_slower():
     """Separate runs are observed often enough for a comparison, whatever the other load."""
     sharing = Sharing()
     runs(sharing, 500, lambda: 1.2)
@@ -108,7 +108,7 @@ def test_functions_with_several_requests_are_compared_with_batches_of_their_own(
     assert sharing.time_ratio == pytest.approx(0.26 / 0.52)
 
 
-def test_workers_of_other_cores_tell_nothing():
+def test_times_in_workers_with_a_different_number_of_cores_are_not_compared():
     sharing = Sharing()
     sharing.observe(Point(4, 9, 8, 1, 0.0), [1], 0.1)
     sharing.observe(POINT, [1, 1], 0.1)

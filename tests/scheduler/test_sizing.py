@@ -23,7 +23,7 @@ def made(policy="overwinter", profile=PROFILE, **settings) -> World:
 
 
 def play(world: World, rate: float, seconds: float) -> None:
-    """Send requests evenly at this rate; every run, start and load ends at once."""
+    """Send requests evenly at this rate; every run, start and load ends immediately."""
     end, at = world.now + seconds, world.now
     while at < end:
         at += 1 / rate
@@ -57,7 +57,7 @@ def test_under_every_policy_the_number_of_workers_follows_the_rate_down_to_none(
     assert len(world.answers) == world.next_request
 
 
-def test_a_forecast_is_believed():
+def test_a_forecast_of_a_higher_rate_starts_workers():
     world = made("oracle")
     play(world, 1, 25)
     before = workers(world)
@@ -66,7 +66,7 @@ def test_a_forecast_is_believed():
     assert workers(world) > before
 
 
-def test_a_steady_rate_changes_nothing_once_served():
+def test_a_steady_rate_starts_no_further_worker_once_it_is_served():
     world = made()
     play(world, 30, 40)
     world.log.clear()
@@ -126,7 +126,7 @@ def test_the_default_configuration_meets_the_slo_where_one_can():
     assert default(None) == default(100.0) == Configuration(1, 4, 1)
 
 
-def test_what_waits_gets_as_many_workers_at_once_as_it_takes():
+def test_many_waiting_requests_start_several_workers_together():
     world = made()
     world.arrive()
     world.load_blocks()
@@ -142,7 +142,7 @@ def test_what_waits_gets_as_many_workers_at_once_as_it_takes():
     assert max(point.latency_s for point in started) <= 0.4
 
 
-def test_a_worker_older_than_its_profile_is_counted_by_it():
+def test_a_worker_older_than_the_profile_counts_with_the_capacity_that_the_profile_gives():
     world = made(profile=None, max_batch=4, threads=1)
     play(world, 2, 12)
     world.send(Profiled("f@1", PROFILE))
@@ -189,7 +189,7 @@ def test_a_function_that_no_longer_needs_memory_delays_no_other():
     assert type(world.answers[3]).__name__ == "Reply"
 
 
-def test_a_retry_is_sent_at_once_to_an_idle_worker():
+def test_a_retry_is_sent_immediately_to_an_idle_worker():
     world = World(cores=4)
     world.deploy(spec(max_workers=2))
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_a_function_that_once_lacked_memory_starts_in_its_usual_configuration():
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"oracle"}))
-def test_a_check_of_the_rate_wakes_no_function_that_falls_asleep(policy):
+def test_a_check_of_the_rate_starts_no_worker_for_a_function_whose_workers_are_stopping(policy):
     world = made(policy)
     play(world, 40, 9.9)
     world.send(MemoryPressure(10**9))

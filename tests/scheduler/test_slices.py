@@ -87,7 +87,7 @@ def test_a_slice_is_not_loaded_ahead_into_space_for_which_others_wait():
     assert {type(world.answers[each]) for each in requests} == {Reply}
 
 
-def test_slices_of_several_requests_run_at_once():
+def test_slices_of_several_requests_run_on_several_devices_at_the_same_time():
     world = world_of(3)
     world.arrive("f")
     world.settle()
@@ -99,7 +99,7 @@ def test_slices_of_several_requests_run_at_once():
     assert all(isinstance(each, Reply) for each in world.answers.values())
 
 
-def test_slices_batch():
+def test_later_slices_run_several_requests_in_a_batch():
     world = world_of(1)
     for _ in range(5):
         world.arrive("f")
@@ -188,7 +188,7 @@ def test_a_request_expires_or_is_cancelled_in_any_slice():
 
 @pytest.mark.parametrize("isolation", ["none", "tenant", "function"])
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_requests_end(seed, isolation):
+def test_every_request_of_a_program_in_slices_ends_whatever_happens(seed, isolation):
     chance = random.Random(seed)
     world = world_of(2, device_isolation=isolation)
     world.deploy(spec("g", 1, [("g-weights", 500_000)], device="pool"))
@@ -211,7 +211,7 @@ def test_whatever_happens_requests_end(seed, isolation):
 
 
 def with_another(**config) -> World:
-    """Return a world with three devices, which had a cut program and then another one."""
+    """Return a world with three devices, on which a program in slices ran, and then another one."""
     world = world_of(3, **config)
     for each in slices(("g", "g:2", "g:3")):
         world.deploy(each)
@@ -232,7 +232,7 @@ def test_an_executor_is_not_taken_for_hung_while_a_transfer_takes_long():
     assert not of(world, StopWorker)
 
 
-def test_later_slices_come_to_idle_devices_at_once_while_the_first_runs():
+def test_all_later_slices_are_brought_to_idle_devices_while_the_first_runs():
     world = with_another()
     before = len(of(world, RunOnDevice))
     request = world.arrive("f")

@@ -25,7 +25,7 @@ def taken(scheduler: Scheduler, now: float, between=lambda: None, tenant=None) -
         between()
 
 
-def test_it_tells_what_is_waiting_running_and_bound():
+def test_a_snapshot_tells_what_is_waiting_running_and_bound():
     world = World(cores=1, workers_max=2)
     for name in "fg":
         world.deploy(spec(name, blobs=(("shared", 10),), family="one", max_batch=1))
@@ -47,7 +47,7 @@ def test_it_tells_what_is_waiting_running_and_bound():
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 16), steps=st.integers(20, 200))
 @example(seed=886, steps=20)
-def test_it_says_the_same_as_the_tables_and_does_not_change(seed, steps):
+def test_a_snapshot_says_the_same_as_the_tables_and_does_not_change(seed, steps):
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     play(world, Random(seed), steps)
     known = taken(world.scheduler, world.now)
@@ -65,7 +65,7 @@ def test_it_says_the_same_as_the_tables_and_does_not_change(seed, steps):
     assert repr(known) == before
 
 
-def test_what_is_removed_while_a_snapshot_is_taken_is_left_out(monkeypatch):
+def test_what_is_removed_before_a_snapshot_reaches_it_is_left_out(monkeypatch):
     monkeypatch.setattr(module, "COPIED_PER_STEP", 1)
     world = World()
     for name in "fgh":

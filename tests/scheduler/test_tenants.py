@@ -1,4 +1,4 @@
-"""One tenant's workers never exclude another's: max-min fairness, whatever runs do not end."""
+"""One tenant's workers never exclude another's: max-min fairness, even if runs never end."""
 
 import pytest
 from hypothesis import settings
@@ -28,6 +28,7 @@ def sleepers(world: World, count: int, tenant="a") -> None:
 
 
 def well(world: World, name="b", **changes):
+    """Deploy a function that answers its requests, by default of a tenant of the same name."""
     made = {"blobs": ((name, 1),), "tenant": name, "timeout_s": 100.0} | changes
     world.deploy(spec(name, **made))
 
@@ -65,7 +66,7 @@ def test_one_tenant_alone_may_have_every_worker():
     assert workers_of(world, "a") == 32
 
 
-def test_a_part_is_kept_for_others_as_soon_as_there_are_others():
+def test_a_part_of_the_workers_is_kept_for_other_tenants_as_soon_as_there_are_any():
     world = World(workers_max=32)
     well(world)
     sleepers(world, 40)
@@ -133,7 +134,7 @@ def test_a_start_or_bind_that_hangs_is_ended_for_another_tenant(hangs_in):
     assert waiting not in world.answers
 
 
-def test_a_start_is_not_ended_while_its_tenant_alone_waits_for_capacity():
+def test_a_start_is_not_ended_while_only_its_own_tenant_waits_for_capacity():
     world = World(workers_max=1, start_timeout_s=500.0)
     for name in ("a0", "a1"):
         world.deploy(spec(name, blobs=((name, 1),), tenant="a", timeout_s=DAY_S))
@@ -181,7 +182,7 @@ def test_a_worker_whose_function_is_loaded_again_is_not_kept_while_another_tenan
     assert isinstance(world.answers[request], Reply)
 
 
-def test_an_idle_worker_beyond_a_tenants_share_is_stopped_at_once_and_a_tenant_with_fewer_keeps_its_own():
+def test_an_idle_worker_beyond_a_tenants_share_is_stopped_and_a_tenant_with_fewer_keeps_its_worker():
     world = World(workers_max=4)
     for name in ("a1", "a2", "a3"):
         world.deploy(spec(name, blobs=((name, 1),), tenant="a", keep_alive_s=1000.0))
@@ -195,7 +196,7 @@ def test_an_idle_worker_beyond_a_tenants_share_is_stopped_at_once_and_a_tenant_w
     assert [workers_of(world, tenant) for tenant in "abc"] == [2, 1, 1]
 
 
-def test_a_worker_is_ended_for_a_tenant_that_finds_no_private_memory():
+def test_a_worker_is_ended_for_a_tenant_that_lacks_the_memory_for_a_worker():
     world = World(memory_bytes=100 << 20, workers_max=32)
     sleepers(world, 10)
     assert workers_of(world, "a") == 6
@@ -306,7 +307,7 @@ def test_ended_time_slices_of_workers_are_forgotten():
     assert len(tenant.time_slice_ends) <= 2 * 2 + ENDED_MAX
 
 
-def test_an_idle_worker_whose_family_waits_for_a_batch_is_taken_after_the_drain_timeout():
+def test_an_idle_worker_whose_family_waits_for_a_batch_is_stopped_for_another_tenant():
     points = Point(1, 8, 1, 1, 0.1), Point(1, 8, 4, 1, 0.12)
     made = Profile(weight_bytes=15, macs=100, points=points)
     world = World(cores=8, workers_max=1, drain_timeout_s=DRAIN_TIMEOUT_S)
@@ -357,7 +358,7 @@ def answered_within(world: World, name: str, seconds: float) -> bool:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_blocks_are_free_for_another_tenant_within_the_drain_timeout_whoever_waits_first(waits):
+def test_blocks_are_freed_for_another_tenant_within_three_drain_timeouts_whoever_waits_first(waits):
     world = World(cores=8, host_bytes=100, drain_timeout_s=DRAIN_TIMEOUT_S)
     for name, tenant in (("f", "t"), ("h", "t"), ("g", "u")):
         own = {"tenant": tenant, "timeout_s": DAY_S, "has_handler": tenant == "t"}

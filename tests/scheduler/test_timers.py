@@ -9,7 +9,7 @@ times = st.floats(0, 100)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), times)))
-def test_every_key_is_looked_at_at_its_earliest_time(wishes):
+def test_every_key_is_due_once_at_its_earliest_time(wishes):
     timers = Timers()
     for key, at in wishes:
         timers.arm(key, at)
@@ -40,7 +40,7 @@ def test_an_alarm_that_rings_too_early_is_set_again():
     assert timers.next_alarm() == 5.0
 
 
-def test_a_forgotten_key_is_not_looked_at():
+def test_a_disarmed_key_is_not_due_and_sets_no_alarm():
     timers = Timers()
     timers.arm("f", 5.0)
     timers.disarm("f")
@@ -48,7 +48,7 @@ def test_a_forgotten_key_is_not_looked_at():
     assert timers.pop_due(9.0, 100) == []
 
 
-def test_a_step_takes_some_of_the_keys_that_are_due_and_the_next_one_the_others():
+def test_a_step_takes_some_of_the_keys_that_are_due_and_later_steps_take_the_others():
     timers = Timers()
     for number in range(5):
         timers.arm(f"f{number}", 5.0)

@@ -20,14 +20,14 @@ def set_traffic(world: World, *shares: tuple[int, int]) -> None:
 
 
 def asked(world: World, count: int) -> Counter[str]:
-    """Return which versions requests without a version got."""
+    """Send this many requests without a version; return how many each version got."""
     first = world.next_request + 1
     for _ in range(count):
         world.arrive("f")
     return Counter(world.state.requests[id_].function for id_ in range(first, first + count))
 
 
-def test_a_promotion_a_rollback_and_the_newest_again():
+def test_a_promoted_version_gets_all_requests_and_without_a_promotion_the_newest_does():
     world = node(1, 2)
     assert asked(world, 2) == {"f@2": 2}
     set_traffic(world, (1, 100))

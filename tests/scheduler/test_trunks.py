@@ -17,7 +17,7 @@ def test_a_function_with_half_of_its_bytes_in_common_with_a_member_joins_its_tru
     assert list(trunks) == ["f", "g", "k"]
 
 
-def test_a_trunk_is_there_as_long_as_a_member_of_it():
+def test_a_trunk_exists_as_long_as_it_has_a_member():
     trunks = Trunks()
     for name in "fg":
         trunks.join(name, {"a": 10})

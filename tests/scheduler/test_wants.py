@@ -15,7 +15,7 @@ SLOW = Point(1, 4, 1, 1, 0.4)
 
 @pytest.mark.parametrize(("waiting", "needs"), [(4, False), (5, True)])
 @pytest.mark.parametrize("points", [(FAST, SLOW), (SLOW, FAST)])
-def test_workers_of_several_speeds_are_waited_for_by_what_they_do_together(points, waiting, needs):
+def test_one_more_worker_is_needed_if_workers_of_several_speeds_are_too_slow_together(points, waiting, needs):
     """Together they serve 12.5 requests a second. Two requests run, so the last of five others ends after 0.56 s."""
     world = World(cores=8)
     profile = Profile(weight_bytes=30, macs=1, points=(FAST, SLOW))
