@@ -26,7 +26,7 @@ def calling(world: World) -> int:
     return world.arrive("f:program", 1, caller=(run.worker, run.run))
 
 
-def test_calls_are_not_counted_against_the_limit_of_requests():
+def test_a_call_of_a_handler_is_accepted_even_if_its_tenant_has_reached_the_limit_of_requests():
     world = World(devices=(device(),), requests_max=2)
     deploy(world)
     call = calling(world)
@@ -50,7 +50,7 @@ def test_a_worker_that_waits_for_the_pool_does_not_count_as_hung():
     assert of(world, StopWorker)[0].kill
 
 
-def test_a_handler_has_the_rest_of_its_time_after_a_call():
+def test_a_handler_has_the_rest_of_its_timeout_after_a_call():
     world = World(devices=(device(),), stop_timeout_s=1.0)
     deploy(world, timeout_s=10.0)
     calling(world)
@@ -64,7 +64,7 @@ def test_a_handler_has_the_rest_of_its_time_after_a_call():
     assert {type(each) for each in world.answers.values()} == {Reply}
 
 
-def test_a_handler_may_still_stop_after_a_call_that_ends_late():
+def test_a_handler_has_the_stop_timeout_to_end_after_a_call_that_ends_late():
     world = World(devices=(device(),), stop_timeout_s=1.0)
     deploy(world, timeout_s=2.0)
     calling(world)
@@ -81,7 +81,7 @@ def test_a_handler_may_still_stop_after_a_call_that_ends_late():
 
 
 @pytest.mark.parametrize("called", [False, True])
-def test_a_handler_that_hangs_delays_others_as_one_on_the_cpu_does(called):
+def test_a_handler_that_hangs_is_killed_at_its_timeout_whether_or_not_it_called_the_pool(called):
     world = World(devices=(device(),))
     deploy(world, timeout_s=10.0)
     if called:
@@ -103,7 +103,7 @@ def test_a_handler_that_hangs_delays_others_as_one_on_the_cpu_does(called):
     assert [run.requests for run in world.running.values()] == [(waiting,)]
 
 
-def test_a_program_that_no_device_can_run_is_reported_as_its_function():
+def test_a_program_that_no_device_can_run_is_reported_under_the_name_of_its_function():
     world = World(devices=())
     deploy(world)
     published = Published(world.scheduler.cycle)
@@ -111,7 +111,7 @@ def test_a_program_that_no_device_can_run_is_reported_as_its_function():
         assert "function f@1 is declared for the pool" in said
 
 
-def test_readers_see_one_function():
+def test_readers_see_a_handler_and_its_program_as_one_function():
     world = World(devices=(device(),))
     deploy(world)
     calling(world)
@@ -156,7 +156,7 @@ def test_readers_are_told_of_functions_and_not_of_their_parts():
 
 @pytest.mark.parametrize("policy", ["overwinter", Policy(order="any")])
 @pytest.mark.parametrize("removed", [("f@1", "f:program@1"), ("f:program@1", "f@1")])
-def test_the_readers_of_steps_have_one_tally(policy, removed):
+def test_statistics_have_one_tally_for_a_handler_and_its_program(policy, removed):
     world = Watched(devices=(device(),), policy=policy)
     deploy(world, slo_ms=1000.0)
     for _ in range(3):

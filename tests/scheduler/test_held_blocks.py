@@ -1,4 +1,4 @@
-"""What a store holds is counted as if it were computed anew from its holders, whoever comes and goes."""
+"""What a store holds is counted as if it were computed anew from its holders, in whatever order they come and go."""
 
 from hypothesis import given
 from hypothesis import strategies as st

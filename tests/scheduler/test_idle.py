@@ -53,7 +53,7 @@ def of(kind, actions) -> list:
 
 
 @pytest.mark.parametrize("has_profile", [True, False])
-def test_an_idle_worker_stays_while_there_is_room_and_costs_no_alarm(has_profile):
+def test_an_idle_worker_stays_while_there_is_room_and_sets_no_alarm(has_profile):
     world = node(made("f") if has_profile else spec("f"))
     use(world, "f")
     world.calm()
@@ -95,7 +95,7 @@ def test_a_worker_used_often_stays_and_the_baseline_looks_at_the_last_use_alone(
 @pytest.mark.parametrize(
     ("sizes", "starts"), [((10, 15), (0.03, 0.03)), ((10, 10), (0.2, 0.01)), ((15, 10), (0.2, 0.03))]
 )
-def test_a_worker_that_is_large_or_was_woken_quickly_is_stopped_first(sizes, starts):
+def test_a_worker_that_is_large_or_quick_to_start_is_stopped_first(sizes, starts):
     world = node(made("one", sizes[0]), made("two", sizes[1]), made("new", 15))
     for name, start_s in zip(("one", "two"), starts, strict=True):
         use(world, name, start_s=start_s)
@@ -114,7 +114,7 @@ def test_a_wake_costs_what_it_was_measured_to_take():
 
 
 @pytest.mark.parametrize(("tenant", "after_s"), [("t", 0.0), ("u", KEPT_FOR_TENANT_S)])
-def test_an_idle_worker_is_stopped_at_once_for_its_own_tenant_and_later_for_another(tenant, after_s):
+def test_an_idle_worker_is_stopped_immediately_for_its_own_tenant_and_later_for_another(tenant, after_s):
     """In the second case the owner of the idle worker has no larger share than the tenant that needs memory."""
     busy = made("busy", timeout_s=1000.0, max_workers=2)
     world = node(busy, made("idle", tenant=tenant), memory_bytes=20 * MIB)
@@ -130,7 +130,7 @@ def test_an_idle_worker_is_stopped_at_once_for_its_own_tenant_and_later_for_anot
     assert awake(world) == {"busy"}
 
 
-def test_under_pressure_the_least_valuable_go_and_no_more_than_it_takes():
+def test_under_pressure_the_least_valuable_workers_are_stopped_and_no_more_than_needed():
     world = node(made("often"), made("seldom"), made("large", mib=80), memory_bytes=200 * MIB)
     use(world, "seldom", after_s=50.0)
     use(world, "large", *["often"] * 10)
@@ -163,7 +163,7 @@ def test_under_pressure_a_member_is_unbound_before_its_worker_stops():
     assert not world.state.workers
 
 
-def test_what_members_take_beyond_the_need_is_freed_by_unbinding():
+def test_memory_that_members_take_beyond_the_need_of_their_worker_is_freed_by_unbinding():
     world = node(spec("f", family="one"), spec("g", family="one"), memory_bytes=None)
     use(world, "f", "g")
     [worker] = world.state.workers.values()
@@ -183,7 +183,7 @@ NAMES = "abcdef"
     sizes=st.lists(st.integers(5, 20), min_size=len(NAMES), max_size=len(NAMES)),
     uses=st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0.01, 100.0)), max_size=60),
 )
-def test_only_the_least_valuable_is_stopped_and_only_for_memory(policy, sizes, uses):
+def test_only_the_least_valuable_workers_are_stopped_and_only_for_memory(policy, sizes, uses):
     world = node(*(made(name, mib) for name, mib in zip(NAMES, sizes, strict=True)), policy=policy)
     for name, after_s in uses:
         world.now += after_s
@@ -201,7 +201,7 @@ def test_only_the_least_valuable_is_stopped_and_only_for_memory(policy, sizes, u
     assert awake(world) >= ({uses[-1][0]} if uses else set())
 
 
-def test_workers_that_may_have_many_runs_at_once_count_for_each():
+def test_a_worker_counts_against_runs_max_with_its_concurrency():
     world = node(*(spec(name, concurrency=4) for name in "fgh"), memory_bytes=None, runs_max=9)
     use(world, "f", "g")
     assert world.resources.runs.taken == 8

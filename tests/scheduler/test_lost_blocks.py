@@ -69,7 +69,7 @@ def running_in_workers(count: int) -> tuple[World, list[int]]:
 
 
 @pytest.mark.parametrize("loaded_after", [1, 2, 3])
-def test_a_block_that_several_workers_miss_is_no_repeated_failure(loaded_after):
+def test_a_block_that_several_workers_miss_counts_as_no_failure(loaded_after):
     world, requests = running_in_workers(3)
     for number, worker in enumerate((1, 2, 3)):
         if number == loaded_after:
@@ -81,7 +81,7 @@ def test_a_block_that_several_workers_miss_is_no_repeated_failure(loaded_after):
     assert [type(world.answers[request]) for request in requests] == [Reply] * 3
 
 
-def test_a_block_that_a_run_and_a_bind_miss_excludes_the_function_from_no_worker():
+def test_a_bind_that_misses_a_block_excludes_the_function_only_after_the_block_was_loaded_again():
     world = World(cores=8)
     for name in "fg":
         world.deploy(spec(name, blobs=(("shared", 10), (name, 1)), family="pair", max_workers=2, timeout_s=100.0))
@@ -117,7 +117,7 @@ def test_a_tmpfs_that_was_full_is_used_when_it_has_room(before):
     assert isinstance(world.answers[request], Reply)
 
 
-def test_a_tmpfs_that_shrank_is_not_filled_further():
+def test_a_tmpfs_that_shrank_is_not_filled_beyond_its_new_size():
     world = World(host_bytes=1000)
     world.deploy(spec(keep_alive_s=0.0))
     world.deploy(spec("g", blobs=(("c", 30),)))

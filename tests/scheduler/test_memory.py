@@ -100,7 +100,7 @@ def test_a_load_does_not_fail_because_of_a_worker_from_before_the_unload():
     assert [each.error for each in world.log if isinstance(each, LoadFinished)] == [None]
 
 
-def test_its_requests_are_not_retried_and_its_function_backs_off_longer_each_time():
+def test_a_function_whose_workers_are_stopped_for_memory_backs_off_longer_each_time():
     world = node()
     backoffs = []
     woken(world, "greedy")
@@ -157,7 +157,7 @@ def test_a_worker_of_the_tenant_whose_workers_together_exceed_their_needs_most_i
     assert single not in stopped
 
 
-def test_the_idle_worker_of_a_tenant_is_stopped_first():
+def test_the_idle_worker_of_a_tenant_is_stopped_before_its_busy_one():
     world = node()
     idle, request = woken(world, "idle", busy=False)
     woken(world, "busy")
@@ -175,7 +175,7 @@ def test_as_many_workers_are_stopped_as_needed_counting_those_that_stop_already(
 
 
 @pytest.mark.parametrize(("tenant", "idle_s", "goes"), [("t", 0.0, "idle"), ("v", 0.0, "greedy"), ("v", 60.0, "idle")])
-def test_an_idle_worker_is_stopped_before_a_run_is_refused(tenant, idle_s, goes):
+def test_an_idle_worker_of_the_same_tenant_or_idle_for_long_is_stopped_before_a_run_is_refused(tenant, idle_s, goes):
     """Idle workers of the tenant that takes too much are stopped, and of other tenants only those idle for long."""
     world = node(memory_bytes=100 * MIB)
     idle, _ = woken(world, "idle", tenant=tenant, busy=False)
@@ -199,7 +199,7 @@ def test_an_idle_worker_is_stopped_for_a_start_before_a_run_is_refused():
     assert all(isinstance(world.answers[each], Reply) for each in (request, mine))
 
 
-def test_where_no_worker_takes_far_more_the_idle_one_is_stopped_and_runs_are_retried():
+def test_where_no_worker_takes_far_more_than_its_need_the_idle_one_is_stopped_and_runs_are_retried():
     world = node(memory_bytes=60 * MIB)
     idle, _ = woken(world, "idle", busy=False)
     busy, request = woken(world, "busy", "u")
@@ -235,7 +235,7 @@ def test_a_version_that_takes_too_much_at_its_trial_is_refused():
     assert world.resources.memory.taken == 0
 
 
-def test_a_worker_that_takes_too_much_before_it_is_ready_is_not_started_for_ever():
+def test_a_function_whose_worker_takes_too_much_before_it_is_ready_gets_no_further_worker():
     world = node()
     world.deploy(spec("greedy", profile=PROFILE))
     request = world.arrive("greedy")
@@ -254,7 +254,7 @@ def test_a_worker_of_a_removed_function_is_stopped_for_its_memory_too():
     assert "greedy@1" in world.answers[request].message
 
 
-def test_a_stopped_worker_counts_until_it_is_gone():
+def test_the_memory_of_a_stopped_worker_counts_until_it_has_exited():
     world = node()
     worker, _ = woken(world, "greedy")
     measured(world, greedy=1001)

@@ -124,7 +124,7 @@ def test_a_worker_may_be_ready_get_a_run_and_drain_in_one_event(failing):
     assert isinstance(world.answers[asked], Reply)
 
 
-def test_what_is_loaded_again_is_tried_again(monkeypatch):
+def test_a_quarantined_function_is_served_again_after_a_load(monkeypatch):
     with monkeypatch.context() as patch:
         Failing(patch).in_everything()
         world = ill_and_sound()
@@ -138,7 +138,7 @@ def test_what_is_loaded_again_is_tried_again(monkeypatch):
     assert isinstance(world.answers[mended], Reply)
 
 
-def test_a_trial_on_which_a_policy_fails_fails(failing, monkeypatch):
+def test_a_trial_fails_if_a_policy_fails_on_it(failing, monkeypatch):
     preference = failing.wrap(latency._preference, lambda point: point.latency_s == SICK)
     monkeypatch.setattr(latency, "_preference", preference)
     world = World(cores=2)
@@ -209,7 +209,7 @@ class AnyFailure(AnyOrder):
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_whatever_fails_on_one_function_the_others_are_served(policy, monkeypatch):
+def test_after_any_failures_of_policies_every_request_is_answered_and_a_new_function_is_served(policy, monkeypatch):
     failing = Failing(monkeypatch)
     failing.in_everything()
     machine = type("AnyFailure", (AnyFailure,), {"policy": policy, "failing": failing})

@@ -134,7 +134,7 @@ class Clients:
                 self.answered[name] = world.now
             self.after(think_s, self.ask, name, think_s)
 
-    def go_on(self) -> None:
+    def run(self) -> None:
         while self.world.now < LASTS_S:
             self.plan()
             at = self.heap[0][0] if self.heap else inf
@@ -165,7 +165,7 @@ def test_no_function_with_repeated_requests_starves(policy, bound):
         think_s = chance.choice([0.001, 0.02, 0.2])
         for _ in range(chance.choice([1, 1, 2])):
             clients.after(chance.random(), clients.ask, name, think_s)
-    clients.go_on()
-    # A load that fails costs its function a turn: others come before it again.
+    clients.run()
+    # A load that fails costs its function a time slice: others come before it again.
     turns = 2 if failing else 1
     assert clients.longest < turns * TIME_SLICE_S * functions

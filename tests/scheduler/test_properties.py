@@ -296,7 +296,7 @@ def test_no_request_is_forgotten_under_any_bound(policy):
 
 
 @pytest.mark.parametrize("seed", [2716, 4088])
-def test_no_request_is_forgotten_under_all_bounds(seed):
+def test_no_request_is_forgotten_when_all_resources_are_scarce(seed):
     """In these runs, other workers of a tenant change whether one of its workers may be stopped for another tenant."""
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     replayed.play(world, Random(seed), 200)

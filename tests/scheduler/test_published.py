@@ -56,7 +56,7 @@ def test_published_views_do_not_change(seed, steps):
 @example(seed=544, steps=200)
 @example(seed=1958, steps=200)
 @example(seed=2854, steps=200)
-def test_it_agrees_with_the_tables(seed, steps):
+def test_published_views_agree_with_the_tables(seed, steps):
     world = World(policy="overwinter", cores=2, workers_max=4, host_bytes=60, memory_bytes=40)
     published, state = Published(world.scheduler.cycle), world.state
     play(world, Random(seed), steps)
@@ -132,7 +132,7 @@ def test_the_expected_rate_of_a_function_is_that_of_its_family():
     assert Published(world.scheduler.cycle).detail("f@1", world.now).expected_rate == 8.0
 
 
-def test_the_backoff_of_a_program_on_the_pool_is_that_of_its_function():
+def test_a_function_shows_the_backoff_of_its_program_on_the_pool():
     world = World(cores=4, devices=(device(),))
     published = Published(world.scheduler.cycle)
     world.deploy(spec("h:program", device="pool", blobs=(("p", 10),)))

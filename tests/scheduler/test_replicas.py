@@ -108,7 +108,7 @@ ORACLE = Policy(rate="oracle")
 
 
 @pytest.mark.parametrize(("rate", "number"), [(0.1, 0), (0.3, 1), (3.0, 2), (100.0, 3)])
-def test_a_function_gets_as_many_devices_as_its_rate_needs(rate, number):
+def test_a_function_gets_as_many_further_devices_as_its_rate_needs(rate, number):
     world = World(devices=tuple(map(device, range(4))), policy=ORACLE)
     for each in (F, *(pooled(name, 1000) for name in "abc")):
         world.deploy(each)
@@ -137,7 +137,7 @@ def test_a_function_is_brought_when_a_device_is_idle_for_which_nobody_waits():
     assert len(brought(world)) == 1
 
 
-def test_nothing_is_brought_of_a_function_that_was_unloaded_in_its_run():
+def test_nothing_is_brought_of_a_function_that_was_unloaded_during_its_run():
     world = two_devices(F, OTHER, policy=ORACLE)
     busy(world)
     world.send(UnloadAsked("f@1"))
@@ -209,7 +209,7 @@ def test_a_replica_replaces_less_valuable_functions_only():
 
 
 @pytest.mark.parametrize("event", [Removed, UnloadAsked])
-def test_a_function_that_leaves_while_it_is_brought_leaves_the_device(event):
+def test_a_function_that_is_removed_or_unloaded_while_it_is_brought_leaves_the_device(event):
     world = two_devices(F, OTHER)
     until_brought(world)
     [(_, name, _)] = brought(world)
@@ -221,7 +221,7 @@ def test_a_function_that_leaves_while_it_is_brought_leaves_the_device(event):
 
 
 @pytest.mark.parametrize("how", ["dies", "hangs", "lacks a block"])
-def test_an_executor_that_fails_while_it_brings_a_function_costs_no_device_and_no_request(how):
+def test_an_executor_that_fails_while_it_brings_a_function_counts_against_no_device_and_fails_no_request(how):
     world = two_devices(F, OTHER)
     until_brought(world)
     [(_, name, _)] = brought(world)
@@ -251,7 +251,7 @@ def test_blocks_that_find_no_place_are_forgotten():
     assert all(isinstance(each, Reply) for each in world.answers.values())
 
 
-def test_a_step_looks_at_some_of_the_functions_whose_rates_have_changed(monkeypatch):
+def test_a_step_looks_at_a_bounded_number_of_the_functions_whose_rates_have_changed(monkeypatch):
     monkeypatch.setattr(replicas, "CHECKED_MAX", 2)
     names = [f"f{number}" for number in range(5)]
     world = two_devices(F, OTHER, *(pooled(name, 1000, slo_ms=300.0) for name in names))

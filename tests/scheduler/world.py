@@ -162,7 +162,7 @@ class World:
                 self.alive.add(worker)
             case StartWorker(worker, function):
                 if action.ahead is not None:
-                    self.go_on_in(action)
+                    self.take_over(action)
                 self.starting[worker] = function
                 self.alive.add(worker)
                 self.bound[worker], self.forked_for[worker] = {function}, function
@@ -206,7 +206,7 @@ class World:
             case Prepare() | Evict() | Explanation():
                 pass
 
-    def go_on_in(self, action: StartWorker) -> None:
+    def take_over(self, action: StartWorker) -> None:
         """From now on a worker is the process that was forked ahead."""
         assert action.ahead in self.alive - set(self.starting) - self.stopping, "it cannot be taken over"
         self.alive.remove(action.ahead)
@@ -225,7 +225,7 @@ class World:
     def end_load(self, finished: LoadFinished) -> None:
         self.loading.discard(finished.function)
         if finished.error is not None and finished.function in self.state.functions:
-            # It was deployed again before the end of its trial, and the new trial goes on.
+            # It was deployed again before the end of its trial, and the new trial continues.
             return
         if finished.function in self.on_trial and finished.error is not None:
             self.deployed.pop(finished.function, None)
