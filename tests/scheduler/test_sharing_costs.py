@@ -80,7 +80,7 @@ def test_when_times_change_so_does_the_decision_to_share_runs(before, after):
 
 
 def test_one_slow_shared_run_does_not_end_sharing_for_long():
-    """The first shared run in a worker includes the trial of its split."""
+    """The first shared run in a worker includes the verification of its split."""
     sharing = Sharing()
     sharing.observe(POINT, [1], ALONE_S)
     slow = iter([5.0, *[0.5] * 100])

@@ -5,7 +5,7 @@ import pytest
 from overwinter.scheduler.policies.device_ahead import Demand, busy_share, wants_replica
 
 
-def test_the_share_of_requests_that_find_all_devices_busy():
+def test_the_share_of_requests_that_find_all_devices_busy_follows_erlang_b():
     assert busy_share(0.0, 1) == 0.0
     assert busy_share(1.0, 1) == pytest.approx(1 / 2)
     # Erlang B: (a^n / n!) / sum of a^k / k!.

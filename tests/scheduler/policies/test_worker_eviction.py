@@ -17,7 +17,7 @@ IDLE = st.builds(
 )
 
 
-def test_the_value_is_the_clock_plus_uses_times_cost_for_each_byte():
+def test_the_value_is_the_clock_plus_uses_times_cost_per_byte():
     assert cost_aware(Idle(now=7.0, clock=5.0, uses=3.0, cost_s=0.5, nbytes=100)) == 5.0 + 3.0 * 0.5 / 100
     assert cost_aware(Idle(now=7.0, clock=0.0, uses=1.0, cost_s=0.5, nbytes=0)) == 0.5
 

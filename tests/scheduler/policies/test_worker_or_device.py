@@ -23,7 +23,7 @@ def estimate(wait_ms: float, run_ms: float | None, may_try: bool = False) -> Est
         (estimate(30, None), estimate(1, None, may_try=True), "devices"),
         (estimate(30, None, may_try=True), estimate(1, 1), "workers"),
         (estimate(0, 1), estimate(1000, None, may_try=True), "devices"),
-        # While it is being tried it is assumed to take as long as the other.
+        # While a place is being tried, a run there is assumed to take as long as at the other place.
         (estimate(0, None), estimate(5, 1), "workers"),
         (estimate(9, None), estimate(5, 1), "devices"),
         (estimate(2, 10), estimate(3, None), "workers"),
@@ -31,12 +31,12 @@ def estimate(wait_ms: float, run_ms: float | None, may_try: bool = False) -> Est
         (estimate(1, None), estimate(0, None), "devices"),
     ],
 )
-def test_the_way_that_answers_sooner_is_chosen(workers, devices, place):
+def test_the_place_that_is_expected_to_answer_sooner_or_was_never_measured_is_chosen(workers, devices, place):
     estimates = Estimates(workers, devices)
     assert sooner(estimates) is getattr(estimates, place)
 
 
-def test_both_estimates_are_said():
+def test_the_text_gives_both_estimates_the_chosen_one_first():
     workers = Estimate("workers", 0.03, 0.01, may_try=False)
     assert Estimates(workers, Estimate("virtual:0", 0.5, 0.002, may_try=False)).text() == (
         "workers 40.0 ms (30.0 until it runs); virtual:0 502.0 ms (500.0 until it runs)"
