@@ -106,7 +106,7 @@ def test_what_stops_is_not_needed(name, asked):
 
 
 @each_scaler
-def test_a_load_between_beta_and_alpha_changes_nothing(name):
+def test_a_rate_between_beta_and_alpha_of_the_capacity_changes_nothing(name):
     made_as = point(latency_s=0.1)
     workers = tuple(worker(number, made_as) for number in range(10))
     for rate, changes in ((81, True), (79, False), (61, False), (53, True)):
