@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from benchmarks.nodes import group_of, is_ahead, parents_of_all
+from benchmarks.nodes import parents_of_all
 from overwinter.api.client import Client
 from overwinter.api.deployer import package, settings_of
 from overwinter.core.errors import OverwinterError
@@ -28,6 +28,9 @@ from overwinter.model.export import export
 from overwinter.store.host import page_bytes
 
 START_S = 60.0
+BASE_NAME, ZYGOTE_NAME = "ow-base-zygote", "ow-zygote"
+WORKER_NAMES = ("ow-worker", "ow-executor")
+"""The names that these processes give themselves."""
 
 T = TypeVar("T")
 
@@ -86,20 +89,18 @@ class NodeProcess:
         return found
 
     def zygotes(self) -> list[int]:
-        """Return the base zygote, then the tenants'. A base zygote in separate namespaces has a parent that waits for
-        it, which is left out.
+        """Return the base zygote, then the tenants'. A process that was just forked, and still has the name of the
+        zygote that forked it, is left out.
         """
-        members = set(self.worker_pids())
-        found = [pid for pid in self.children() if pid not in members and not is_ahead(pid)]
-        return [pid for pid in found if is_nested(pid)] or found
+        names = {pid: name_of(pid) for pid in self.children()}
+        table = parents_of_all()
+        by_kind = [(pid, (name, names.get(table[pid]) == BASE_NAME)) for pid, name in names.items() if pid in table]
+        base = [pid for pid, kind in by_kind if kind == (BASE_NAME, False)]
+        return base + [pid for pid, kind in by_kind if kind == (ZYGOTE_NAME, True)]
 
     def worker_pids(self) -> list[int]:
-        """Return the workers and the executors. They lead their own process groups, as the daemon's child does, and are
-        not children of the daemon.
-        """
-        table = parents_of_all()
-        leading = [pid for pid in self.children() if group_of(pid) == pid and table.get(pid) != self.process.pid]
-        return [pid for pid in leading if not is_ahead(pid)]
+        """Return the workers and the executors, without processes that were forked ahead, or have no name yet."""
+        return [pid for pid in self.children() if name_of(pid) in WORKER_NAMES]
 
     def steps(self) -> list[list]:
         """Return the steps of the journal since the start, or since the node was emptied: [now, event, actions]."""
@@ -177,13 +178,13 @@ class NodeProcess:
         self.check_log()
 
 
-def is_nested(pid: int) -> bool:
-    """Whether the process is in a PID namespace below this one's."""
+def name_of(pid: int) -> str:
+    """Return the name of a process; empty if it has ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        # The name of a process may be any bytes.
+        return Path(f"/proc/{pid}/comm").read_bytes().decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
+        return ""
 
 
 def wait_gone(pids: list[int]) -> None:

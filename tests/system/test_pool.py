@@ -3,8 +3,6 @@
 import concurrent.futures
 import os
 import signal
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from overwinter.api.client import Client
 from overwinter.core.errors import ConflictError, NoSpaceError, OverwinterError
 
 from . import test_families
-from .nodes import NodeProcess, ask, asked_while_killing, deploy
+from .nodes import NodeProcess, ask, asked_while_killing, deploy, name_of
 from .test_shared_runs import near
 
 COUNT = 6
@@ -75,12 +73,7 @@ def executors(node: NodeProcess) -> list[int]:
 
 def processes_named(node: NodeProcess, wanted: str) -> list[int]:
     """Return the processes of a node with this name."""
-    found = []
-    for pid in node.children():
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == wanted:
-                found.append(pid)
-    return found
+    return [pid for pid in node.children() if name_of(pid) == wanted]
 
 
 def right(node: NodeProcess, name: str, value: float) -> bool:
