@@ -106,8 +106,9 @@ class NodeProcess:
         """Return the steps of the journal since the start, or since the node was emptied: [now, event, actions]."""
         with self.journal.open() as journal:
             journal.seek(self._emptied_at)
-            lines = journal.read().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
+            lines = journal.readlines()
+        # The last line may not be written completely yet.
+        return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]\n")]
 
     def seen(self) -> list[str]:
         """Return the kinds of the events that the scheduler has handled, and of the actions that it has returned."""
