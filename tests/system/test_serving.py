@@ -42,14 +42,22 @@ def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeP
 
 def test_idle_workers_stay_until_others_need_their_capacity(make_node):
     node = make_node("--workers-max", "2")
-    for factor in range(3):
+
+    def uses(*factors: int) -> None:
+        for factor in factors:
+            assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
+
+    for factor in range(2):
         deploy(node, f"f{factor}", Scale(float(factor)), isolation="function")
-    # The first is used so often that evicting it would cost most, however long each start took.
-    for factor in (*[0] * 12, 1, 2, 0, 2):
-        assert ask(node, f"f{factor}", 2.0) == [2.0 * factor + 1.0] * 4
+    uses(0)
+    # Its trial needs the capacity of a worker. Only that of the unused function is worth nothing, however long each
+    # start took.
+    deploy(node, "f2", Scale(2.0), isolation="function")
+    uses(2, 0, 2)
     assert [len(node.client.function(f"f{factor}")["workers"]) for factor in range(3)] == [1, 0, 1]
     [results] = [each for each in node.client.explain("f1")["decisions"][-1:] if each["what"] == "evict-worker"]
     assert "capacity" in results["why"]
+    uses(1, 2, 0)
     # Full worker capacity is normal, and is not logged.
     assert not any("others need" in line for line in node.said)
 
