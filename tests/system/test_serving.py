@@ -169,8 +169,10 @@ def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess
         os.kill(worker["pid"], signal.SIGCONT)
         assert refusal.value.retry_after_s >= 1
         assert running.result() == waiting.result() == 3.0
+    os.kill(worker["pid"], signal.SIGSTOP)
     with pytest.raises(DeadlineError, match="slow@1"):
-        wait_for_answer(node, "slow", 0.8, timeout_s=0.1)
+        wait_for_answer(node, "slow", 0.0, timeout_s=0.1, wait_s=60.0)
+    os.kill(worker["pid"], signal.SIGCONT)
 
 
 def test_unload_releases_memory_and_load_makes_the_function_ready(node: NodeProcess):
