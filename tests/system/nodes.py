@@ -188,6 +188,29 @@ def name_of(pid: int) -> str:
         return ""
 
 
+def stopped_workers(node: NodeProcess) -> list[int]:
+    """Return the workers and executors that a signal has stopped."""
+    found = []
+    for pid in node.worker_pids():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T":
+                found.append(pid)
+    return found
+
+
+def let_continue(node: NodeProcess, work: concurrent.futures.Future[T]) -> T:
+    """Let each worker continue that has stopped itself, until the work is done, and return its result."""
+
+    def is_done() -> bool:
+        for pid in stopped_workers(node):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        return work.done()
+
+    wait_until(is_done)
+    return work.result()
+
+
 def wait_gone(pids: list[int]) -> None:
     wait_until(lambda: not parents_of_all().keys() & set(pids))
 

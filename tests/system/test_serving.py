@@ -21,7 +21,7 @@ from overwinter.core.errors import (
 )
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask, asking, deploy, wait_until
+from .nodes import NodeProcess, Scale, ask, asking, deploy, let_continue, stopped_workers, wait_until
 
 SLOW = """
 import time
@@ -30,6 +30,12 @@ def preprocess(inputs, state):
     time.sleep(float(inputs["x"][0, 1]))
     return inputs
 """
+STOPS = """
+import os, signal
+
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+"""The worker stops itself whenever it loads this handler."""
 
 
 def test_a_function_sleeps_without_a_process_and_wakes_for_a_request(node: NodeProcess):
@@ -188,15 +194,16 @@ def test_unload_releases_memory_and_load_makes_the_function_ready(node: NodeProc
 
 
 def test_an_unload_ends_a_load_in_progress(node: NodeProcess):
-    deploy(node, "slow-to-wake", handler=f"import time\ntime.sleep(2.0)\n{SLOW}")
-    node.client.unload("slow-to-wake")
     with Client(node.url) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        let_continue(node, pool.submit(deploy, node, "slow-to-wake", handler=f"{STOPS}{SLOW}"))
+        node.client.unload("slow-to-wake")
         loading = pool.submit(client.load, "slow-to-wake")
-        wait_until(lambda: node.client.function("slow-to-wake")["lifecycle"] == "waking")
+        wait_until(lambda: stopped_workers(node))
+        assert node.client.function("slow-to-wake")["lifecycle"] == "waking"
         node.client.unload("slow-to-wake")
         with pytest.raises(ConflictError, match="slow-to-wake"):
-            loading.result(timeout=20)
-    node.client.load("slow-to-wake")
+            loading.result(60)
+        let_continue(node, pool.submit(client.load, "slow-to-wake"))
     assert ask(node, "slow-to-wake", 0.0) == [1.0] * 4
 
 
