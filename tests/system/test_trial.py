@@ -1,13 +1,18 @@
 """A deploy reports the errors that requests would have."""
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from benchmarks.nodes import parents_of_all
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, NotFoundError
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask
+from .nodes import NodeProcess, Scale, ask, stopped_workers, wait_until
 
 READS = """
 import torch
@@ -98,4 +103,19 @@ SELF_ENDING = {
 def test_a_handler_that_ends_its_process_on_trial_is_its_authors_failure(node: NodeProcess, kind: str):
     with pytest.raises(CallerError, match="--sample"):
         deploy(node, "ending", f"import os\n{SELF_ENDING[kind]}")
+    assert is_gone(node, "ending")
+
+
+def test_a_process_that_ends_on_trial_has_ended_even_if_its_zygote_reports_it_late(make_node):
+    node = make_node("--zygote-timeout-s", "60")
+    stops = "import os, signal\ndef preprocess(inputs, state):\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(deploy, node, "ending", f"{stops}    os._exit(3)\n")
+        [worker] = wait_until(lambda: stopped_workers(node))
+        zygote = parents_of_all()[worker]
+        os.kill(zygote, signal.SIGSTOP)
+        os.kill(worker, signal.SIGCONT)
+        with pytest.raises(CallerError, match="its process ended.*--sample"):
+            trial.result(60)
+        os.kill(zygote, signal.SIGCONT)
     assert is_gone(node, "ending")

@@ -48,6 +48,8 @@ class ContainedProcess:
     """Whether it gets only idle cores, until it is killed."""
     unsent_bytes_max = 0
     """The most bytes of messages to it that are kept until it has read others; 0 if it may run a function's code."""
+    has_exited = False
+    """Whether the kernel has reported its end. Its zygote may do so later, with the cause."""
     dropped_by_zygote = 0
     """How many programs its zygote was told to drop after the fork."""
     _demotion: Demotion | None = None

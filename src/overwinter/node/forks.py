@@ -183,6 +183,7 @@ class Forks:
     def _end_soon(self, zygote: ZygoteProcess, process: ContainedProcess | None) -> None:
         """Report the end of a process that has ended, unless its zygote reports it, with the cause, within LINGER_S."""
         if process is not None:
+            process.has_exited = True
             self._loop.call_later(LINGER_S, self._end, zygote, process.forked_as, "its process ended", process)
 
     def _end(self, zygote: ZygoteProcess, worker: WorkerId, reason: str, this: ContainedProcess | None = None) -> None:
@@ -262,6 +263,9 @@ class Forks:
 
     def _kill_without_channel(self, process: ContainedProcess) -> None:
         """Kill a process that has closed its channel, if it still runs."""
+        if process.has_exited:
+            # Its end is about to be reported.
+            return
         if not (process.dismissed or process.over):
             process.fail("WorkerError", "it closed its channel to the node")
         self.kill(process)
