@@ -56,11 +56,12 @@ def state(node: NodeProcess, key: str) -> int:
 @pytest.fixture
 def node(shared_node, request) -> NodeProcess:
     """Return a node with three variants, awake in one worker; another worker starts only if that one hangs or ends.
-    The parameter is the timeout of their requests.
+    The parameter is the timeout of the requests of the second.
     """
-    timeout_s = getattr(request, "param", 60.0)
+    timeouts = {2: getattr(request, "param", 60.0)}
     node = shared_node("--workers-max", "2", "--cores", "1")
     for number in (1, 2, 3):
+        timeout_s = timeouts.get(number, 60.0)
         put(node, number, handler=MOODY, keep_alive_s=30.0, max_batch=8, timeout_s=timeout_s)
     kill_trial_workers(node)
     assert all(near(node, number) for number in (1, 2, 3))
