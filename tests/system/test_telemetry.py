@@ -165,7 +165,7 @@ def test_a_truncated_block_is_reported_once_and_counted(tmp_path):
         stray.write_bytes(b"x" * 5000)
         wait_until(lambda: Samples(node).of("accounting_mismatch_total", kind="files") == 2)
         assert after_passes(node, 3).of("accounting_mismatch_total", kind="files") == 2
-        said = [line for line in node.said if "do not agree" in line]
+        said = wait_until(lambda: [line for line in node.said if "do not agree" in line])
         # A check between the two changes reports the first alone.
         assert 1 <= len(said) == len(set(said)) <= 2
         assert "4096 bytes" in said[0] or "does not know" in said[0]
