@@ -136,12 +136,12 @@ def test_blocks_that_are_lost_are_loaded_again(shared_node):
     assert all(right(node, name, 1.0) for name in MODELS)
     for block in node.store().iterdir():
         block.unlink()
-    pids = executors(node)
+    pids, ended = executors(node), node.seen().count("WorkerExited")
     assert pids
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     # A request is tried again once, and the first try is to find that the blocks are lost.
-    node.wait_for("WorkerExited", len(pids))
+    node.wait_for("WorkerExited", ended + len(pids))
     assert all(right(node, name, 2.0) for name in MODELS)
 
 
