@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,23 +71,32 @@ def found_in(pid: int, words: list[bytes]) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
+def node(tmp_path_factory) -> Iterator[NodeProcess]:
+    """A node on which other tenants have no zygotes, which could start at any time."""
+    node = NodeProcess(tmp_path_factory.mktemp("zygotes"))
+    yield node
+    node.clean()
+
+
+@pytest.fixture(scope="module")
 def zygotes(node: NodeProcess) -> list[int]:
     """Return the zygotes of a node that answered requests for two functions of each tenant, one with a handler."""
-    before = set(node.zygotes())
     for tenant in TENANTS:
         deploy_marked(node, f"{tenant}-plain", tenant)
         deploy_marked(node, f"{tenant}-handled", tenant, HANDLER)
         for name in (f"{tenant}-plain", f"{tenant}-handled"):
             [answer] = node.client.infer(name, {"x": torch.ones(1, 4)}).values()
             assert answer.tolist() == [[6.0] * 4]
-    wait_until(lambda: len(set(node.zygotes()) - before) == len(TENANTS))
-    wait_until(lambda: warmed_up(node, before))
-    return node.zygotes()
+    return wait_until(lambda: warmed_up(pids := node.zygotes()) and pids)
 
 
-def warmed_up(node: NodeProcess, before: set[int]) -> bool:
-    """Whether the new zygotes hold a program each; where memory may not be inspected, whether they are sandboxed."""
-    new = [pid for pid in node.zygotes() if pid not in before]
+def warmed_up(zygotes: list[int]) -> bool:
+    """Whether the tenants' zygotes hold a program each; where memory may not be inspected, whether they are in a
+    sandbox.
+    """
+    _, *new = zygotes
+    if len(new) != len(TENANTS):
+        return False
     try:
         return all(found_in(pid, words()) for pid in new)
     except PermissionError:
