@@ -1,6 +1,7 @@
 """Which processes hold data of a tenant, and the effects of a hanging zygote, seen from outside in real processes."""
 
 import concurrent.futures
+import errno
 import os
 import re
 import signal
@@ -62,7 +63,13 @@ def found_in(pid: int, words: list[bytes]) -> list[bytes]:
             at, stop = (int(bound, 16) for bound in bounds.groups())
             while at < stop:
                 memory.seek(at)
-                part = memory.read(min(stop - at, 16 << 20))
+                try:
+                    part = memory.read(min(stop - at, 16 << 20))
+                except OSError as error:
+                    # The process has unmapped it meanwhile.
+                    if error.errno != errno.EIO:
+                        raise
+                    break
                 if not part:
                     break
                 found |= {word for word in words if word in part}
