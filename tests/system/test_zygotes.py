@@ -17,7 +17,7 @@ from overwinter.api.deployer import package
 from overwinter.core.errors import OverwinterError
 from overwinter.model.export import export
 
-from .nodes import NodeProcess, Scale, ask, deploy, wait_gone, wait_until
+from .nodes import NodeProcess, Scale, ask, deploy, exported, wait_gone, wait_until
 
 TENANTS = ("ada", "bob")
 HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
@@ -199,6 +199,8 @@ def test_trials_that_hang_end_and_others_deploy_and_wake_meanwhile(make_node):
     node = make_node("--start-timeout-s", "12", "--cores", "4")
     deploy(node, "calm", tenant="ada", keep_alive_s=0.0)
     wait_until(lambda: not node.worker_pids())
+    # The trials end after the start timeout, and an export may take long.
+    exported(Scale(4.0))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         trials = [
             pool.submit(deploy, node, f"hanging-{number}", handler=handler, tenant="bob")
