@@ -97,7 +97,7 @@ def test_functions_run_on_devices_that_hold_some_of_them(shared_node, links):
         answers = list(threads.map(lambda at: right(node, names[at], float(at)), range(len(names))))
     assert all(answers)
     assert 1 <= len(executors(node)) <= 2
-    assert set(node.worker_pids()) == set(executors(node))
+    assert processes_named(node, "ow-worker") == []
     moved = [run.get("moved_bytes", 0) for run in ended_runs(node)]
     assert sum(moved) > 0
     assert 0 in moved
