@@ -40,7 +40,7 @@ def put(node: NodeProcess, **settings) -> None:
 
 
 def workers(node: NodeProcess) -> list[int]:
-    return [pid for pid in node.worker_pids() if pid not in executors(node)]
+    return node.named("ow-worker")
 
 
 def runs(node: NodeProcess) -> tuple[int, int]:
