@@ -164,7 +164,7 @@ class NodeProcess:
         below = self.children()
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            self.process.wait(START_S)
         finally:
             self.process.kill()
             self.process.wait()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from .nodes import NodeProcess, ask, deploy, wait_until
+from .nodes import START_S, NodeProcess, ask, deploy, wait_until
 
 SLOW = """
 import time
@@ -55,14 +55,15 @@ def stop_begun(node: NodeProcess) -> Iterator[httpx.Client]:
             return True
 
     with httpx.Client(base_url=node.url, timeout=20, trust_env=False) as http:
-        assert http.get("/v2/health/ready").json() == {"ready": True}
+        # A node is not ready while its base zygote is slow to answer.
+        wait_until(lambda: http.get("/v2/health/ready").json() == {"ready": True})
         node.process.send_signal(signal.SIGTERM)
         wait_until(stops)
         yield http
 
 
 def assert_ends(node: NodeProcess) -> None:
-    assert node.process.wait(30) == 0
+    assert node.process.wait(START_S) == 0
     node.client.close()
 
 
