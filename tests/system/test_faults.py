@@ -14,17 +14,22 @@ from overwinter.core.errors import MachineError
 from overwinter.store.blocks import address_of
 from tests.store.family import flip_bit
 
-from .nodes import NodeProcess, Scale, ask, deploy, wait_until
-from .test_serving import SLOW, arrived, wait_for_answer
+from .nodes import KILLED, NodeProcess, Scale, ask, deploy, wait_gone, wait_until
+from .test_serving import SLOW, wait_for_answer
 
 
-def start_slow_request(pool, node: NodeProcess, seconds: float):
-    """Start a request; return its future and the worker, once the scheduler has the request."""
-    wait_until(lambda: len(node.worker_pids()) == 1)
-    before = arrived(node, "slow")
+def running(node: NodeProcess) -> list[int]:
+    """Return the workers that run a request of `slow`."""
+    return [each["pid"] for each in node.client.explain("slow")["workers"] if each["runs"]]
+
+
+def start_stopped_request(pool, node: NodeProcess, seconds: float):
+    """Start a request in a worker that is stopped, so that it cannot answer; return its future and the worker."""
+    node.client.load("slow")
+    [worker] = [each["pid"] for each in node.client.explain("slow")["workers"]]
+    os.kill(worker, signal.SIGSTOP)
     future = pool.submit(wait_for_answer, node, "slow", seconds)
-    wait_until(lambda: arrived(node, "slow") > before)
-    [worker] = node.worker_pids()
+    wait_until(lambda: running(node) == [worker])
     return future, worker
 
 
@@ -32,17 +37,15 @@ def test_a_request_survives_the_death_of_its_worker_once_and_is_refused_the_seco
     node = shared_node()
     deploy(node, "slow", handler=SLOW, max_workers=1)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer, worker = start_slow_request(pool, node, 0.5)
+        answer, worker = start_stopped_request(pool, node, 0.0)
         os.kill(worker, signal.SIGKILL)
         assert answer.result() == 3.0
         # Its worker is killed twice. The request does not end before that, however slow the machine is.
-        answer, worker = start_slow_request(pool, node, 20.0)
-        os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: node.worker_pids() not in ([], [worker]))
-        last = node.steps()[-1]
-        wait_until(lambda: node.steps()[-1] != last or node.client.function("slow")["lifecycle"] == "awake")
-        os.kill(node.worker_pids()[0], signal.SIGKILL)
-        with pytest.raises(MachineError, match="failed in every attempt.*signal 9"):
+        answer, first = start_stopped_request(pool, node, 50.0)
+        os.kill(first, signal.SIGKILL)
+        [second] = wait_until(lambda: [pid for pid in running(node) if pid != first])
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(MachineError, match=f"failed in every attempt.*({KILLED})"):
             answer.result()
     assert wait_for_answer(node, "slow", 0.0) == 3.0
 
@@ -53,16 +56,15 @@ def test_a_request_survives_the_death_of_either_zygote(shared_node, which):
     deploy(node, "plain", keep_alive_s=0.0)
     deploy(node, "slow", handler=SLOW, max_workers=1)
     assert ask(node, "plain") == [3.0] * 4
-    wait_until(lambda: len(node.zygotes()) == 2)
-    zygotes = node.zygotes()
+    zygotes = wait_until(lambda: len(found := node.zygotes()) == 2 and found)
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer, _ = start_slow_request(pool, node, 0.3) if which == 0 else (None, None)
+        answer, _ = start_stopped_request(pool, node, 0.0) if which == 0 else (None, None)
         os.kill(zygotes[which], signal.SIGKILL)
         assert ask(node, "plain") == [3.0] * 4
         assert wait_for_answer(node, "slow", 0.0) == 3.0
         assert answer is None or answer.result() == 3.0
     wait_until(node.client.ready)
-    assert zygotes[which] not in node.zygotes()
+    wait_gone([zygotes[which]])
 
 
 def test_a_killed_daemon_loses_no_function_and_leaks_no_memory(shared_node):
@@ -72,7 +74,7 @@ def test_a_killed_daemon_loses_no_function_and_leaks_no_memory(shared_node):
     deploy(node, "slow", handler=SLOW, max_workers=1)
     held, inodes = node.stored_bytes(), {path.stat().st_ino for path in node.store().iterdir()}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        answer, worker = start_slow_request(pool, node, 50.0)
+        answer, worker = start_stopped_request(pool, node, 50.0)
         below = node.children()
         node.kill()
         with pytest.raises(MachineError):
