@@ -69,7 +69,7 @@ def test_a_handler_that_closes_the_channel_is_ended_for_that(shared_node):
         "                os.close(fd)\n"
         "        except OSError:\n"
         "            pass\n"
-        "    time.sleep(3 * int(inputs['x'].any()))\n"
+        "    time.sleep(600 * int(inputs['x'].any()))\n"
         "    return inputs\n"
     )
     deploy(node, "silent", handler=handler)
