@@ -52,10 +52,13 @@ def test_forged_messages_cost_only_the_worker_that_sent_them(node: NodeProcess, 
     )
     deploy(node, "forger", handler=SOCKET + handler)
     deploy(node, "healthy")
+    base = node.zygotes()[0]
     with pytest.raises(MachineError, match="failed in every attempt"):
         ask(node, "forger")
     assert ask(node, "healthy") == [3.0] * 4
-    assert node.client.ready()
+    # It may be slow to answer for some time.
+    wait_until(node.client.ready)
+    assert node.zygotes()[0] == base
 
 
 def test_a_handler_that_closes_the_channel_is_ended_for_that(shared_node):
