@@ -101,10 +101,11 @@ def test_a_killed_worker_loses_no_request(shared_node):
     assert right(node, 11)
     assert right(node, 12)
     [process] = node.worker_pids()
+    before = len(events(node, "Arrived"))
     os.kill(process, signal.SIGSTOP)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = [pool.submit(right, node, number) for number in (11, 12)]
-        wait_until(lambda: sum(f["queued"] + f["running"] for f in node.client.activity()["functions"]) == 2)
+        wait_until(lambda: len(events(node, "Arrived")) == before + 2)
         os.kill(process, signal.SIGKILL)
         assert all(answer.result() for answer in answers)
 
