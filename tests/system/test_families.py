@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from overwinter.cli.main import main
 from overwinter.core.errors import OverwinterError
 
-from .nodes import NodeProcess, deploy, wait_until
+from .nodes import NodeProcess, deploy, wait_gone, wait_until
 from .test_serving import SLOW
 
 
@@ -112,18 +112,23 @@ def test_a_killed_worker_loses_no_request(shared_node):
 
 def test_a_variant_whose_runs_hang_twice_gets_a_worker_of_its_own(shared_node):
     node = shared_node()
-    for number in (21, 22):
-        put(node, number, handler=SLOW, timeout_s=4.0)
+    put(node, 21, handler=SLOW)
+    put(node, 22, handler=SLOW, timeout_s=4.0)
     kill_trial_workers(node)
     for _ in range(2):
         assert right(node, 21)
+        # A bind or a wake need not end within its timeout.
+        node.client.load("v22")
         assert right(node, 22)
-        assert len(node.worker_pids()) == 1
-        with pytest.raises(OverwinterError, match="v22@1 hung"):
+        [process] = node.worker_pids()
+        # The request may also be refused at its deadline, which is at the same time.
+        with pytest.raises(OverwinterError, match="v22@1 (hung|was not answered)"):
             right(node, 22, wait_s=60.0)
+        wait_gone([process])
     assert [each["function"] for each in actions(node, "Explanation") if each["what"] == "isolate"] == ["v22@1"]
     binds = actions(node, "Bind")
     assert [each["function"] for each in binds] == ["v22@1"] * 2
+    node.client.load("v22")
     for number in (22, 21, 22, 21):
         assert right(node, number)
     assert actions(node, "Bind") == binds
