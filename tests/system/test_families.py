@@ -169,14 +169,18 @@ def test_the_cli_shows_shared_workers_their_bindings_and_the_reasons(shared_node
     assert (sharing["name"], sharing["members"]) == ("v41@1", ["v41@1", "v42@1"])
     assert [(each["worker"], each["bound"]) for each in sharing["workers"]] == [(worker, ["v41@1", "v42@1"])]
 
-    activity = client.activity()
+    def seen_twice() -> tuple[dict, dict] | None:
+        before, explained, after = client.activity(), client.explain("v42"), client.activity()
+        return (before, explained) if before["private_bytes"] == after["private_bytes"] else None
+
+    # The memory of the worker may be measured at any time.
+    activity, explained = wait_until(seen_twice)
     busy = {each["name"]: each for each in activity["functions"]}
     assert [busy[name]["workers"] for name in ("v41", "v42", "alone")] == [[worker], [worker], []]
     assert busy["v41"]["private_bytes"] == busy["v42"]["private_bytes"] > 0
     assert activity["private_bytes"] == busy["v41"]["private_bytes"] + busy["v42"]["private_bytes"]
     assert [(each["family"], each["bound"]) for each in activity["workers"]] == [("v41@1", ["v41@1", "v42@1"])]
 
-    explained = client.explain("v42")
     [process] = explained["workers"]
     assert (explained["family"], explained["members"]) == ("v41@1", ["v41@1", "v42@1"])
     assert [(each["function"], each["doing"]) for each in process["bound"]] == [("v41@1", "idle"), ("v42@1", "idle")]
