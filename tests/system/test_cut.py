@@ -1,8 +1,6 @@
 """Functions of the pool that no device can hold: their programs run in slices, and answer as the whole program."""
 
 import concurrent.futures
-import os
-import signal
 from functools import cache
 
 import pytest
@@ -20,7 +18,7 @@ from tests.replay.replayed import replayed
 from .nodes import NodeProcess, asked_while_killing, deploy, wait_until
 from .test_any_device import workers
 from .test_pool import MODELS, executors, right
-from .test_pool_handlers import runs
+from .test_pool_handlers import empty, runs
 
 SMALL = "--devices", "2", "--device-memory", "2MiB"
 """Each device holds less than half of the model."""
@@ -214,8 +212,7 @@ def test_a_request_may_expire_or_be_cancelled_in_any_slice(make_node):
     for timeout_s in (0.2, 0.6, 0.9):
         with pytest.raises(DeadlineError, match="function f@1 was not answered within"):
             asked(node, "f", timeout_s=timeout_s)
-        for pid in executors(node):
-            os.kill(pid, signal.SIGKILL)
+        empty(node)
     before = runs(node)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         client = Client(node.url)
