@@ -24,7 +24,7 @@ def small_disk() -> Iterator[Path]:
 
 @pytest.mark.parametrize("reserved", [True, False], ids=["reserve", "older"])
 def test_a_node_starts_and_removes_functions_on_a_full_disk(small_disk, tmp_path, reserved):
-    outside = ["--journal", str(tmp_path / "journal"), "--disk-free-min-bytes", "1MiB", "--unneeded-keep-s", "0.5"]
+    outside = ["--journal", str(tmp_path / "journal"), "--disk-free-min-bytes", "1MiB", "--unneeded-keep-s", "5"]
     node = NodeProcess(small_disk / "data", *outside, port_file=tmp_path / "port")
     try:
         deploy(node, "kept", Scale(2.0))
