@@ -14,7 +14,7 @@ from overwinter.core.errors import NotFoundError, OverloadedError
 from tests.replay.replayed import replayed
 
 from .nodes import NodeProcess, ask, asked_while_killing, deploy, wait_until
-from .test_pool import MODELS, executors, right
+from .test_pool import MODELS, executors, processes_named, right
 from .test_pool_handlers import MORE, PLUS
 
 COUNT = len(MODELS)
@@ -41,7 +41,7 @@ def put(node: NodeProcess, **settings) -> None:
 
 
 def workers(node: NodeProcess) -> list[int]:
-    return node.named("ow-worker")
+    return processes_named(node, "ow-worker")
 
 
 def runs(node: NodeProcess) -> tuple[int, int]:
