@@ -49,7 +49,7 @@ def steps_of(scenario):
     return report, list(read_journal(file)[1])
 
 
-def test_every_stage_comes_once_and_after_all_that_it_needs():
+def test_each_stage_is_called_once_and_after_all_stages_that_it_needs():
     report, steps = steps_of(diamond(applications=[application(rate=0.2)], seed=2))
     order = [step.event.name for step in steps if isinstance(step.event, Arrived)]
     count = report.applications["app"].requests
@@ -73,19 +73,19 @@ def test_requests_of_applications_are_counted_and_those_of_their_stages_too():
     assert whole.p50_ms > 3 * 50
 
 
-def test_the_slo_is_of_the_whole():
+def test_the_slo_of_an_application_is_that_of_the_whole_and_not_of_each_stage():
     report, _ = steps_of(diamond(applications=[application(slo_ms=140)]))
     assert report.applications["app"].attainment == 0
     assert report.functions["a"].attainment > 0.9
 
 
-def test_functions_may_have_requests_of_their_own_besides():
+def test_a_scenario_may_have_functions_with_workloads_besides_its_applications():
     report, _ = steps_of(diamond([function("d")]))
     assert report.functions["d"].requests > 20
     assert report.total.requests == 4 * report.applications["app"].requests + report.functions["d"].requests
 
 
-def test_the_deadline_is_that_of_the_whole():
+def test_all_stages_have_the_deadline_of_the_request_for_their_application():
     _, steps = steps_of(diamond(applications=[application(timeout_s=7)]))
     arrived = [step for step in steps if isinstance(step.event, Arrived)]
     first = {step.event.deadline for step in arrived if step.event.name == "a"}
@@ -93,7 +93,7 @@ def test_the_deadline_is_that_of_the_whole():
     assert all(step.event.deadline == step.now + 7 for step in arrived if step.event.name == "a")
 
 
-def test_a_stage_that_comes_after_the_deadline_is_not_asked_and_the_whole_is_refused():
+def test_at_the_deadline_no_further_stage_is_called_and_the_request_is_refused():
     [app] = diamond(applications=[application(timeout_s=7)]).applications
     applications = Applications([app], count(1), 0.0, {})
     [first] = applications.arrived("app", 10.0)
@@ -110,7 +110,7 @@ def test_a_stage_calls_the_version_that_it_names():
     assert report.applications["app"].requests == report.applications["app"].answered > 2
 
 
-def test_a_refused_stage_ends_the_whole_and_the_others_are_cancelled():
+def test_a_refused_stage_ends_the_request_and_the_other_stages_are_cancelled():
     narrow = stage_function("b", settings={"queue_limit": 1, "max_workers": 1})
     stages = {
         "left": {"function": "a", "inputs": {"x": "input:x"}},
@@ -143,7 +143,7 @@ def test_the_same_seed_gives_the_same_journal():
 
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.sampled_from([0.0, 0.3]), st.sampled_from([None, 3.0]), st.integers(1, 4))
-def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
+def test_no_request_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
     faults = {"run_crash_share": crashes, "start_crash_share": crashes}
     scenario = diamond(
         seed=seed,
@@ -175,7 +175,7 @@ def test_nothing_is_lost_whatever_fails(seed, crashes, zygote_s, workers_max):
         ({"applications": [application(stages={"s": {"function": "a", "inputs": {"x": "t:y"}}})]}, "t:y"),
     ],
 )
-def test_an_application_that_does_not_hold_together_is_refused(changes, word):
+def test_a_scenario_with_invalid_applications_is_refused(changes, word):
     with pytest.raises(msgspec.ValidationError, match=word):
         diamond(**changes)
 

@@ -22,7 +22,7 @@ def journal(**changes):
     return scenario, report, list(read_journal(file)[1])
 
 
-def test_the_machine_and_the_function_come_back():
+def test_the_parameters_of_the_machine_and_of_the_function_are_found_in_the_journal():
     scenario, _, steps = journal()
     figures = calibration.observed(steps)
     assert figures.disk_bytes_per_s == pytest.approx(400 * MIB)
@@ -44,7 +44,7 @@ def test_runs_in_service_that_take_longer_raise_the_latencies_of_the_profile():
     assert [point.latency_s for point in made.scheduler_profile().points] == pytest.approx([0.04, 0.08])
 
 
-def test_a_journal_that_begins_at_another_time_reads_as_the_simulation_does():
+def test_a_journal_that_begins_at_another_time_gives_the_figures_of_the_simulation():
     scenario, report, steps = journal()
     requests = calibration.arrivals(steps)
     assert len(requests) == report.total.requests

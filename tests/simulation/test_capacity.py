@@ -10,7 +10,7 @@ from tests.simulation.scenes import function, scene
 BUSY = function(rate=3.0, settings={"slo_ms": 200, "max_batch": 1})
 
 
-def test_the_most_that_fit_fit_and_one_more_does_not():
+def test_the_number_of_copies_found_fits_and_one_more_does_not():
     scenario = scene(BUSY, node={"cores": 2}, duration_s=20)
     tries = []
     found = capacity(scenario, 0.9, observe=tries.append)
@@ -27,11 +27,11 @@ def test_where_not_even_one_copy_fits_the_capacity_is_0():
     assert (found.copies, found.functions, found.report) == (0, 0, None)
 
 
-def test_without_a_slo_there_is_no_answer():
+def test_a_scenario_without_an_slo_is_refused():
     with pytest.raises(CallerError, match="slo_ms"):
         capacity(scene(function(settings={})), 0.9)
 
 
-def test_without_requests_there_is_no_answer():
+def test_a_scenario_without_requests_is_refused():
     with pytest.raises(CallerError, match="no request"):
         capacity(scene(function(rate=0.001), duration_s=0.01), 0.9)

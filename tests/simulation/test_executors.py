@@ -86,7 +86,7 @@ def test_a_swap_takes_its_transfer_and_the_first_group_and_the_next_run_only_its
     assert pool.ended == ended(RUN_S, 0)
 
 
-def test_a_sibling_brings_its_own_blocks_during_the_execution():
+def test_the_blocks_that_a_sibling_does_not_share_are_copied_during_its_execution():
     pool = Pool(swap_ms=2.0)
     pool.run("f-0000@1", 31)
     pool.run("f-0001@1", 1)
@@ -145,12 +145,12 @@ def test_more_than_fits_on_a_device_is_an_error():
 
 
 @pytest.mark.parametrize("mib", [0, 30, 32])
-def test_another_count_of_missing_bytes_is_an_error(mib):
+def test_a_wrong_number_of_missing_bytes_is_an_error(mib):
     with pytest.raises(RuntimeError, match="were said to be missing"):
         Pool().run("f-0000@1", mib)
 
 
-def test_a_device_runs_one_function_at_a_time_and_of_the_tenant_of_its_executor_only():
+def test_a_device_runs_one_function_at_a_time_and_only_those_of_its_executor_s_tenant():
     pool = Pool()
     pool.run("f-0000@1", 31, until="later")
     with pytest.raises(RuntimeError, match="not free"):
@@ -159,7 +159,7 @@ def test_a_device_runs_one_function_at_a_time_and_of_the_tenant_of_its_executor_
         Pool(tenant="another").run("f-0000@1", 31)
 
 
-def test_a_function_is_forgotten_when_it_is_unbound_and_not_during_its_run():
+def test_unbinding_a_function_drops_its_blocks_and_is_an_error_during_its_run():
     pool = Pool()
     pool.run("f-0000@1", 31)
     pool.executors.unbind(1, "f-0000@1")
@@ -191,7 +191,7 @@ def test_an_executor_that_ends_leaves_an_empty_device_and_all_bandwidth_of_its_s
     assert [event.moved_bytes for _, event in pool.ended] == [31 * MIB]
 
 
-def test_a_fault_ends_an_executor_in_its_start_in_a_run_or_after_its_life():
+def test_a_fault_ends_an_executor_during_its_start_during_a_run_or_at_the_end_of_its_life():
     pool = Pool()
     pool.run("f-0000@1", 31, crash=0.5)
     assert pool.ended == [(pytest.approx(RUN_S / 2), WorkerExited(1, "WorkerError", "crashed by a fault"))]

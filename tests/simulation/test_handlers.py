@@ -104,7 +104,7 @@ def test_the_functions_of_a_shared_run_call_their_programs_one_after_the_other()
         open_calls -= {each.caller for each in calls if each.request in ended}
 
 
-def test_a_call_that_nobody_waits_for_is_cancelled_and_costs_no_worker():
+def test_a_call_that_nobody_waits_for_is_cancelled_and_no_worker_is_killed():
     slow = handled({"timeout_s": 0.5, "queue_limit": 4, "max_workers": 4}, latency_ms={"1": 300}, rate=12.0)
     report, steps = recorded(scenario(slow))
     assert report.total.lost == 0
@@ -116,7 +116,7 @@ def test_a_call_that_nobody_waits_for_is_cancelled_and_costs_no_worker():
     assert not [each for each in of(steps, StopWorker) if each.kill]
 
 
-def test_the_requests_of_a_run_whose_call_failed_get_the_reason_of_the_call():
+def test_the_requests_of_a_run_whose_call_failed_get_the_reason_for_the_failure():
     dying = {"run_crash_share": 0.0, "executor_life_s": 0.3}
     models = handled({"max_batch": 4}, latency_ms={"1": 150}, rate=20.0)
     report, steps = recorded(scenario(models, faults=dying))
@@ -187,7 +187,7 @@ def test_with_device_any_a_slow_device_gets_few_calls():
     assert len([each for each in of(steps, RunOnDevice) if each.requests]) < 0.1 * report.total.requests
 
 
-def test_a_handler_is_a_stage_of_an_application():
+def test_functions_with_handlers_may_be_stages_of_an_application():
     silent = {"workload": None}
     report, _ = recorded(scenario(handled(**silent), handled(name="g", **silent), applications=[APPLICATION]))
     assert report.applications["both"].answered == report.applications["both"].requests > 20

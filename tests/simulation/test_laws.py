@@ -10,7 +10,7 @@ def law(**changes):
     return LatencyLaw(**table | changes)
 
 
-def test_a_row_for_each_combination():
+def test_a_law_has_a_row_for_each_configuration():
     rows = law(cores=(1, 2), batches=(1, 4), concurrencies=(1, 2, 3)).rows()
     assert len({row[:3] for row in rows}) == len(rows) == 12
     assert (2, 4, 3, law().latency_ms(2, 4, 3), 50.0 + 10.0 * 12) in rows
@@ -25,16 +25,16 @@ def test_runs_that_share_a_core_wait_for_each_other():
     assert law(crowding=0.0).latency_ms(4, 1, 4) == 100
 
 
-def test_a_further_run_with_cores_of_its_own_costs_its_crowding():
+def test_each_further_run_lengthens_all_runs_by_crowding_even_if_it_has_a_core_to_itself():
     assert law(crowding=0.1).latency_ms(3, 1, 3) == pytest.approx(120)
 
 
-def test_a_batch_saves_its_share_of_each_further_request():
+def test_batching_is_the_share_that_each_further_request_of_a_batch_saves():
     assert law(batching=0.75).latency_ms(1, 5, 1) == 200
     assert law().latency_ms(1, 5, 1) == 500
 
 
 @pytest.mark.parametrize("wrong", [{"alone_ms": 0.0}, {"serial": 1.5}, {"batching": 1.0}, {"cores": ()}])
-def test_what_makes_no_sense_is_refused(wrong):
+def test_invalid_parameters_are_refused(wrong):
     with pytest.raises(ValueError):
         law(**wrong)

@@ -40,20 +40,20 @@ def test_two_transfers_have_half_of_the_bandwidth_each(links):
     assert links.run() == {"a": 2.0, "b": 2.0}
 
 
-def test_what_a_slow_link_leaves_goes_to_the_others(links):
+def test_bandwidth_that_a_slow_link_cannot_use_goes_to_the_others(links):
     links.begin("slow", 40, most=20.0)
     links.begin("fast", 160)
     assert links.run() == {"slow": 2.0, "fast": 2.0}
 
 
-def test_bandwidth_changes_with_each_begin_and_end(links):
+def test_bandwidth_changes_whenever_a_transfer_begins_or_ends(links):
     links.begin("a", 100)
     links.begin("b", 100, at=0.5)
     # 60 bytes are left of a when b begins; b has 40 left when a ends.
     assert links.run() == pytest.approx({"a": 1.7, "b": 2.2})
 
 
-def test_a_cancelled_transfer_leaves_its_bandwidth_and_never_arrives(links):
+def test_a_cancelled_transfer_frees_its_bandwidth_and_never_arrives(links):
     transfer = links.begin("a", 100)
     links.begin("b", 100)
     links.timeline.at(1.0, lambda: links.link.cancel(transfer))

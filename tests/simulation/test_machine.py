@@ -70,7 +70,7 @@ def test_cancelled_jobs_give_their_cores_back_once():
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=12),
 )
 def test_all_work_is_done_and_cores_are_idle_only_without_work(count, jobs):
-    """Compared with a computation that goes from each begin or end of a job to the next."""
+    """Compare with a computation that steps from one start or end of a job to the next."""
     shop = Shop(count)
     for number, (at, cores, seconds) in enumerate(jobs):
         shop.timeline.at(at, partial(shop.submit, str(number), cores, seconds))
@@ -103,14 +103,14 @@ def test_callbacks_at_the_same_time_run_in_the_order_in_which_they_were_given():
     assert timeline.now == 1.0
 
 
-def test_a_queue_does_one_thing_after_another():
+def test_a_serial_resource_does_one_thing_after_another_and_nothing_while_it_is_closed():
     disk = SerialResource()
     assert [disk.take(0, 2), disk.take(1, 2), disk.take(10, 1)] == [2, 4, 11]
     disk.close_until(20)
     assert disk.take(12, 1) == 21
 
 
-def test_blocks_are_there_when_they_have_come_and_count_once():
+def test_a_block_is_held_when_its_load_has_ended_and_counts_once_for_all_functions():
     host = HostBlocks(100)
     mine, theirs = spec(blobs=(("a", 60), ("b", 10))), spec("g", blobs=(("a", 60), ("c", 50)))
     assert host.missing(mine) == {"a": 60, "b": 10}

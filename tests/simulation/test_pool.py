@@ -54,7 +54,7 @@ def test_equal_scenarios_give_equal_journals():
     assert steps != recorded(pool(FAULTS, duration_s=25.0, seed=2))[1]
 
 
-def test_siblings_bring_their_own_blocks_and_those_of_their_base_once():
+def test_the_blocks_that_siblings_share_are_copied_to_a_device_once():
     siblings = function("f", variants=4, settings={"device": "pool"}, latency_ms={"1": 10}, rate=5.0)
     world = World(scene(siblings, devices=[{"name": "a", "memory_bytes": 64 << 20}]))
     assert world.run().total.answered > 500
@@ -93,7 +93,7 @@ def runs_of(scenario):
     return report, steps.count(b'"Run"'), steps.count(b'"RunOnDevice"')
 
 
-def test_functions_for_both_run_where_a_request_is_answered_sooner():
+def test_functions_with_device_any_run_where_a_request_is_answered_sooner():
     report, in_workers, on_devices = runs_of(either(1.0))
     assert report.total.lost == 0
     assert report.total.answered == report.total.requests > 40
@@ -105,7 +105,9 @@ def test_functions_for_both_run_where_a_request_is_answered_sooner():
 
 
 @pytest.mark.parametrize(("in_workers_ms", "on_device_ms", "rate"), [(40, 10, 25.0), (20, 20, 25.0), (10, 40, 10.0)])
-def test_functions_for_both_meet_their_slo_as_often_as_for_the_better_of_both(in_workers_ms, on_device_ms, rate):
+def test_with_device_any_functions_meet_their_slo_as_often_as_with_the_better_of_cpu_and_pool(
+    in_workers_ms, on_device_ms, rate
+):
     def attainment(device):
         settings = {"device": device, "slo_ms": 200, "timeout_s": 20, "max_workers": 4}
         latency_ms = {"1": on_device_ms if device == "pool" else in_workers_ms}
@@ -114,24 +116,24 @@ def test_functions_for_both_meet_their_slo_as_often_as_for_the_better_of_both(in
         model = function("f", variants=6, settings=settings, rate=rate, blocks=blocks, latency_ms=latency_ms, **own)
         return World(scene(model, devices=SMALL, node={"cores": 2}, duration_s=30.0)).run().total.attainment
 
-    # At first a device gets its executor, which costs some requests their SLO.
+    # At first each device starts its executor, and some requests miss their SLO meanwhile.
     assert attainment("any") >= max(attainment("cpu"), attainment("pool")) - 0.01
 
 
-def test_functions_for_both_run_in_workers_without_devices():
+def test_functions_with_device_any_run_in_workers_if_there_are_no_devices():
     report, in_workers, on_devices = runs_of(either(1.0, devices=()))
     assert report.total.answered == report.total.requests == in_workers
     assert not on_devices
 
 
-def test_no_request_for_both_is_lost_to_faults():
+def test_no_request_for_a_function_with_device_any_is_lost_to_faults():
     report, steps = recorded(either(30.0, FAULTS))
     assert report.total.lost == 0
     assert report.total.answered > 0.9 * report.total.requests
     assert steps == recorded(either(30.0, FAULTS))[1]
 
 
-def test_devices_are_named_once_and_in_their_place():
+def test_devices_that_are_missing_named_twice_or_given_to_the_scheduler_are_refused():
     with pytest.raises(ValueError, match="no devices"):
         scene(function(settings={"device": "pool"}))
     with pytest.raises(ValueError, match="two devices are called 'a'"):

@@ -57,7 +57,7 @@ def test_more_cores_shorten_all_but_the_serial_part():
     assert known.latency_s(4, 2, 1) == pytest.approx(0.2 * (0.2 + 0.8 / 4))
 
 
-def test_the_slos_of_asyfunc_are_runs_of_the_largest_workers():
+def test_the_slos_of_asyfunc_are_the_latencies_of_the_largest_workers():
     [path] = [path for path in SCENARIOS if path.stem == "asyfunc"]
     for model in read_scenario(path).functions:
         largest = model.scheduler_profile().latency_s(16, 8, 1)
@@ -110,6 +110,6 @@ def test_the_scheduler_may_have_less_room_for_blocks_than_the_machine(node, sche
     assert scene(node=node, scheduler=scheduler).scheduler_config().host_bytes == host_bytes
 
 
-def test_the_good_one_is_good(tmp_path):
+def test_the_scenario_from_which_the_wrong_ones_are_made_is_valid(tmp_path):
     (tmp_path / "good.toml").write_text(GOOD)
     assert read_scenario(tmp_path / "good.toml").duration_s == 10

@@ -27,7 +27,7 @@ def scenario(*functions, devices=3, **changes):
     return scene(*functions, **({"devices": many, "duration_s": 20.0, "seed": 3} | changes))
 
 
-def test_the_slices_are_the_fewest_that_fit_and_share_bytes_and_time():
+def test_the_slices_are_the_fewest_that_fit_and_divide_the_program_s_bytes_and_time():
     parts = {each.spec.id: each.spec for each in scenario(large()).simulated_functions()}
     assert list(parts) == ["f:3@1", "f:2@1", "f@1"]
     first, second, last = (parts[id_] for id_ in SLICES)
@@ -38,13 +38,13 @@ def test_the_slices_are_the_fewest_that_fit_and_share_bytes_and_time():
     assert len({each.family for each in parts.values()}) == 3
 
 
-def test_slices_share_the_time_by_the_work_of_their_blocks():
+def test_the_time_is_divided_among_the_slices_by_the_work_of_their_blocks():
     blocks = [{"mib": 10, "work": 5}, {"mib": 10, "count": 6, "work": 0.5}, {"mib": 10, "count": 3, "work": 0.5}]
     parts = {each.spec.id: each.spec.profile for each in scenario(large(blocks=blocks)).simulated_functions()}
     assert [parts[id_].run_s(1, 1)[1] for id_ in SLICES] == pytest.approx([0.03 * part / 9.5 for part in (6.5, 2, 1)])
 
 
-def test_a_request_runs_through_all_slices_and_with_a_device_for_each_nothing_is_brought_again():
+def test_a_request_runs_through_all_slices_and_with_a_device_for_each_slice_no_block_is_copied_twice():
     report, steps = recorded(scenario(large(rate=0.5), duration_s=120.0))
     assert report.total.answered == report.total.requests > 20
     assert report.total.moved_bytes == 100 * MIB
@@ -55,7 +55,7 @@ def test_a_request_runs_through_all_slices_and_with_a_device_for_each_nothing_is
         assert [run.function for run in runs if reply.request in run.requests] == SLICES
 
 
-def test_with_fewer_devices_slices_are_brought_again():
+def test_with_fewer_devices_than_slices_blocks_are_copied_again():
     report, _ = recorded(scenario(large(), devices=2))
     assert report.total.answered == report.total.requests
     assert report.total.moved_bytes > 10 * report.total.requests * MIB
@@ -69,7 +69,7 @@ def test_siblings_share_the_blocks_of_their_slices():
     assert report.total.moved_bytes < 2 * 100 * MIB
 
 
-def test_a_program_of_a_handler_is_cut_too():
+def test_a_program_that_a_handler_calls_is_cut_into_slices_too():
     report, steps = recorded(scenario(large({"max_batch": 4}, handler=HANDLER, rate=10.0)))
     assert report.total.answered == report.total.requests
     calls = calls_of(steps)

@@ -66,7 +66,7 @@ def statistics_of(counts: list[int]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_made_day_is_like_the_measured_one(seed):
+def test_a_generated_day_is_like_the_measured_one(seed):
     made = statistics_of(counts_of_a_day(seed))
     far = {name: (made[name], value) for name, value in MEASURED.items() if abs(made[name] / value - 1) > 0.2}
     assert far == {}

@@ -37,7 +37,7 @@ def npy(path, rows: list[list[int]], kind="<i8"):
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 1000))
-def test_streams_ascend_and_come_from_the_seed(tmp_path_factory, table, seed):
+def test_streams_ascend_and_are_the_same_for_the_same_seed(tmp_path_factory, table, seed):
     base = tmp_path_factory.getbasetemp()
     times = list(islice(arrivals(made(table), Random(seed), 0, base), 50))
     assert times == list(islice(arrivals(made(table), Random(seed), 0, base), 50))
@@ -62,7 +62,7 @@ def test_a_stable_rate_may_rise_first(tmp_path):
     assert counts == pytest.approx([25, 75, 100, 100], abs=2)
 
 
-def test_recorded_minutes_are_rates(tmp_path):
+def test_recorded_counts_per_minute_are_rates(tmp_path):
     npy(tmp_path / "counts.npy", [[600, 0, 60], [30, 30, 30]])
     table = {"kind": "minute-counts", "path": "counts.npy", "scale": 2.0}
     times = list(takewhile(lambda at: at < 180, arrivals(made(table), Random(1), 0, tmp_path)))
@@ -72,7 +72,7 @@ def test_recorded_minutes_are_rates(tmp_path):
     assert minutes[2] == pytest.approx(120, rel=0.3)
 
 
-def test_siblings_take_rows_in_turn_and_then_begin_elsewhere(tmp_path):
+def test_siblings_take_rows_in_turn_and_those_after_the_last_row_begin_at_a_random_minute(tmp_path):
     npy(tmp_path / "counts.npy", [[0, 6000], [6000, 0]])
     firsts = {
         copy: next(arrivals(made({"kind": "minute-counts", "path": "counts.npy"}), Random(1), copy, tmp_path))
@@ -104,7 +104,7 @@ def test_recorded_timestamps_are_repeated(tmp_path, text):
     assert times[3:] == pytest.approx([gap, gap + 0.25, gap + 1.25])
 
 
-def test_a_share_of_a_trace_is_drawn(tmp_path):
+def test_a_random_share_of_a_trace_is_taken(tmp_path):
     (tmp_path / "trace").write_text("".join(f'{{"timestamp": {ms}}}\n' for ms in range(0, 10_000, 10)))
     table = {"kind": "timestamps", "path": "trace", "share": 0.25}
     times = list(takewhile(lambda at: at < 10, arrivals(made(table), Random(1), 0, tmp_path)))
@@ -122,7 +122,7 @@ def test_a_share_of_a_trace_is_drawn(tmp_path):
         (b"TIMESTAMP\n\xff\n", "utf-8"),
     ],
 )
-def test_files_that_are_no_trace_are_named(tmp_path, content, said):
+def test_the_error_for_a_file_that_is_no_trace_names_it(tmp_path, content, said):
     (tmp_path / "bad").write_bytes(content)
     with pytest.raises(CallerError, match=said) as raised:
         next(arrivals(made({"kind": "timestamps", "path": "bad"}), Random(1), 0, tmp_path))
@@ -157,6 +157,6 @@ def test_files_without_valid_counts_are_refused(tmp_path, fill, said):
         ({"kind": "poisson", "speed": 1.0}, "speed"),
     ],
 )
-def test_workloads_that_cannot_be_are_refused(table, said):
+def test_invalid_workloads_are_refused(table, said):
     with pytest.raises(msgspec.ValidationError, match=said):
         made(table)

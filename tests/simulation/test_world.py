@@ -58,7 +58,7 @@ def test_a_wake_in_a_process_forked_ahead_saves_the_fork_and_the_containment():
     assert ahead.p50_ms == pytest.approx(20 - 4 + 40, rel=0.01)
 
 
-def test_what_is_forked_ahead_and_dies_loses_no_request():
+def test_no_request_is_lost_if_processes_that_were_forked_ahead_die():
     alone = function(rate=0.5, settings={"keep_alive_s": 0.01})
     faults = {"worker_life_s": 3.0, "zygote_life_s": 60.0}
     made = scene(alone, duration_s=600, scheduler={"workers_ahead": 2}, faults=faults)
@@ -109,7 +109,7 @@ def test_a_small_machine_has_a_lower_attainment():
     assert small.total.lost == 0
 
 
-def test_what_siblings_have_for_themselves_makes_their_runs_longer():
+def test_weights_that_siblings_do_not_share_make_their_shared_runs_longer():
     """Half of their bytes differ: half of a run is shared, half runs per function."""
     times = {1: 0.05, 2: 0.06, 3: 0.07, 4: 0.08}
     half = function(
@@ -182,7 +182,7 @@ def test_crashes_a_lost_zygote_and_a_full_store_leave_no_request_without_an_answ
 )
 # A worker starts for a function that no longer shares workers.
 @example(503, 0.9, 0.0, 2.0, None, None, 2)
-def test_nothing_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, workers_max):
+def test_no_request_is_lost_whatever_fails(seed, runs, starts, life_s, zygote_s, host_mib, workers_max):
     scenario = scene(
         function("a", variants=3, settings={"max_workers": 2, "max_batch": 4, "timeout_s": 3, "queue_limit": 4}),
         function("b", settings={"timeout_s": 1, "keep_alive_s": 0}),
@@ -237,7 +237,7 @@ def test_a_run_uses_the_threads_that_a_node_gives_it(rate):
     assert report.total.busy_core_s >= 0.099 * report.total.requests
 
 
-def test_wakes_before_the_settling_time_count_where_the_blocks_were():
+def test_wakes_before_settle_s_are_counted_under_the_place_where_the_blocks_were():
     several = [
         function(
             name=f"f{number}", rate=0.3, blocks=[{"mib": 100}], latency_ms={"1": 400}, start_s=0.5,
