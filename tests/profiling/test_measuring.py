@@ -64,7 +64,7 @@ def never() -> bool:
     return False
 
 
-def test_a_configuration_runs_alone_in_a_process_of_its_cores(rig):
+def test_each_configuration_runs_in_a_separate_process_on_its_number_of_cores(rig):
     function = Function(Grows(1), {"x": torch.zeros(2, 4)})
 
     async def measure(configuration):
@@ -128,7 +128,7 @@ def test_layers_are_reported_one_by_one(rig):
     assert sum(layers) > 0
 
 
-def test_a_run_beyond_the_memory_of_its_function_is_an_error_and_leaves_nothing(rig):
+def test_a_run_beyond_the_memory_of_its_function_is_an_error_and_leaves_no_worker(rig):
     function = Function(Grows(40), {"x": torch.zeros(2, 4)}, memory_mib=256)
 
     async def measure():

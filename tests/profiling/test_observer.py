@@ -85,7 +85,7 @@ def test_a_lasting_difference_is_reported_once_a_minute():
 
 
 @pytest.mark.parametrize("seconds", [0.085, 0.1, 0.115])
-def test_times_as_measured_are_not_reported(seconds):
+def test_times_close_to_the_measured_ones_are_not_reported(seconds):
     service = Service()
     service.worker()
     service.runs(10 * RUNS_MIN, seconds)
@@ -122,7 +122,7 @@ def test_runs_that_failed_do_not_count():
     assert service.corrections == []
 
 
-def test_wakes_are_seen_except_those_of_workers_that_warm_up():
+def test_wakes_are_reported_except_those_of_workers_that_warm_up():
     service = Service()
     for worker in range(10):
         service.worker(worker, wakes_in=3.0, warm_up=True)
@@ -134,7 +134,7 @@ def test_wakes_are_seen_except_those_of_workers_that_warm_up():
     assert correction.wake_s == pytest.approx(3.0)
 
 
-def test_nothing_is_kept_of_what_is_gone():
+def test_nothing_is_kept_of_a_removed_function():
     service = Service()
     service.worker()
     service.runs(5, 0.3)

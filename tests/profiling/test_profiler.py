@@ -1,4 +1,4 @@
-"""What measurements may take of the node, and of each other."""
+"""Measurements leave threads and turns to others, and what they and corrections find is stored."""
 
 import asyncio
 import threading

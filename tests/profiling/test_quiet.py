@@ -47,7 +47,7 @@ def test_an_idle_node_is_measured_without_a_pause():
 
 
 @given(st.lists(st.floats(0.001, 3.0), min_size=1, max_size=20), st.sampled_from([0.05, 0.1, 0.5, 1.0]))
-def test_a_node_that_serves_gives_no_more_than_the_share(spent, share):
+def test_a_node_that_serves_gives_measurements_no_more_than_their_share_of_the_time(spent, share):
     parts = Parts(share)
     parts.serves = True
     parts.arrive()
@@ -68,7 +68,7 @@ def test_nothing_is_measured_while_something_is_in_progress():
     assert parts.now >= 107.0
 
 
-def test_a_measurement_is_disturbed_by_what_came_and_went():
+def test_a_measurement_is_disturbed_by_an_arrival_and_by_a_request_in_progress():
     parts = Parts()
     mark = parts.wait_until_quiet()
     assert not parts.quiet.disturbed(mark)

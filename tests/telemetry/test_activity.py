@@ -49,7 +49,7 @@ def test_old_answers_do_not_count():
 
 
 @pytest.mark.parametrize("late_s", [0.0, 1.0, 5.0])
-def test_more_answers_than_are_remembered_are_a_rate_of_their_own_time_though_the_reader_is_late(late_s):
+def test_if_not_all_answers_are_kept_the_rate_is_that_of_the_time_which_the_kept_ones_cover(late_s):
     answers = [(100.0 + n / 100, 1.0) for n in range(ANSWERS_KEPT)]
     rate, _, _ = recent_latency(answers, 100.0 + ANSWERS_KEPT / 100 - late_s)
     assert rate == pytest.approx(100, rel=0.01)

@@ -72,7 +72,7 @@ def test_usage_is_billed_once_however_often_it_is_flushed(usage_file, flushes):
 @pytest.mark.parametrize("flushed", ["before", "after"])
 def test_a_flush_during_a_removal_bills_nothing_twice(usage_file, flushed):
     class Interrupted(Statistics):
-        """Another thread flushes while a function is removed, before or after its tally is put elsewhere."""
+        """Another thread flushes while a function is removed, before or after its tally is moved."""
 
         def _function_removed(self, tally) -> None:
             if flushed == "before":
@@ -158,12 +158,12 @@ def idle_ms(steps, usage_file):
     return {name: pytest.approx(each.idle_core_ms) for name, each in before.items()}
 
 
-def test_a_worker_that_tried_a_version_is_the_nodes_own_until_it_serves_it(usage_file):
+def test_a_worker_that_tried_a_version_is_not_billed_as_idle_before_the_version_is_called(usage_file):
     assert idle_ms(TRIED, usage_file) == {"f": 0}
     assert idle_ms((*TRIED, *CALLED), usage_file) == {"f": 2 * 4000}
 
 
-def test_a_function_that_was_only_tried_does_not_pay_beside_a_sibling(usage_file):
+def test_a_function_that_was_only_tried_pays_no_idle_time_of_a_worker_that_a_sibling_uses(usage_file):
     assert idle_ms((*TRIED, *SIBLING), usage_file) == {"f": 0, "g": 7000}
 
 

@@ -166,7 +166,7 @@ def on_devices() -> bytes:
     return render(sources, taken(world.scheduler, world.now), (), world.now)
 
 
-def test_devices_have_metrics_of_their_own():
+def test_there_are_metrics_for_each_device():
     seen = samples_of(on_devices())
     states = {labels[-1]: value for (name, *labels), value in seen.items() if name == "device_state"}
     assert seen["device_state", "device=virtual:0", "state=busy"] == 1
@@ -191,7 +191,7 @@ def test_without_devices_there_are_none_of_their_metrics():
     assert b"overwinter_executor" not in rendered(*STEPS)
 
 
-def test_the_docs_tell_every_name_its_kind_and_its_labels():
+def test_the_docs_list_every_metric_with_its_kind_its_meaning_and_its_labels():
     text = rendered(*SPLIT, pipelines=[passed()]).decode()
     families = {family.name: family for family in text_string_to_metric_families(on_devices().decode())}
     families |= {family.name: family for family in text_string_to_metric_families(text)}

@@ -41,7 +41,7 @@ class Watched(World):
         self.settle()
 
     def agree(self) -> None:
-        """The statistics have what the scheduler's tables have."""
+        """Check that the statistics have what the scheduler's tables have."""
         pool, seen = self.state.pool, self.statistics.pool
         assert seen.executors.keys() == pool.executors.keys()
         for id_, known in pool.executors.items():
@@ -159,7 +159,7 @@ def test_a_run_counts_where_and_for_whom_it_ran():
     assert world.statistics.tallies["g"].answered_by_start == {"disk": 1}
 
 
-def test_a_request_waits_for_a_device_and_a_run_that_found_no_place_is_no_retry():
+def test_an_unplaced_run_counts_as_waiting_and_not_as_a_run_or_a_retry():
     world = Watched(devices=(device(),))
     world.deploy(pooled())
     world.deploy(pooled("g", 300_000))
@@ -176,7 +176,7 @@ def test_a_request_waits_for_a_device_and_a_run_that_found_no_place_is_no_retry(
     assert (f.retries, f.wait_s, f.on_devices.runs, f.on_devices.run_s, counts.unplaced) == (0, 1.0, 1, 1.0, 1)
 
 
-def test_an_executor_that_dies_or_hangs_is_counted_and_its_run_is_paid():
+def test_an_executor_that_dies_or_hangs_counts_as_a_crash_and_its_run_is_billed():
     world = Watched(devices=(device(),))
     world.deploy(pooled(timeout_s=5.0))
     world.arrive()
@@ -299,7 +299,7 @@ def test_blocks_that_are_brought_ahead_are_charged_to_no_function(tmp_path):
     usage_file.close()
 
 
-def test_without_devices_nothing_is_added(tmp_path):
+def test_without_devices_there_are_no_figures_of_devices(tmp_path):
     world = Watched()
     world.deploy(spec())
     world.serve()
@@ -311,7 +311,7 @@ def test_without_devices_nothing_is_added(tmp_path):
     assert not world.statistics.pool.devices
 
 
-def test_a_report_has_the_same_figures():
+def test_a_report_has_the_figures_of_devices_and_of_the_functions_on_them():
     world = Watched(devices=(device(0), device(1)))
     for name in "fg":
         world.deploy(spec(name, 1, [("trunk", 500_000), (f"{name}-head", 10_000)], device="pool"))

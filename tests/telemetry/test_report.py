@@ -71,7 +71,7 @@ def test_memory_is_summed_over_time_and_shared_blocks_count_once():
     assert [(sample.at_s, sample.workers) for sample in report.samples][-1] == (pytest.approx(10), 1)
 
 
-def test_a_worker_takes_what_its_largest_batch_took():
+def test_a_worker_takes_the_memory_of_its_largest_batch_so_far():
     points = tuple(Point(2, nbytes, batch, 1, 0.1) for batch, nbytes in ((4, 160), (1, 100), (2, 120)))
     deployed = Deployed(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points)))
     report = read(
@@ -86,7 +86,7 @@ def test_a_worker_takes_what_its_largest_batch_took():
     assert report.samples[-1].worker_cores == 2
 
 
-def test_a_worker_takes_no_less_for_a_batch_that_was_not_measured():
+def test_a_batch_larger_than_all_that_were_measured_takes_no_less_memory_than_they():
     points = tuple(Point(1, nbytes, batch, 1, 0.1) for batch, nbytes in ((1, 100), (2, 120)))
     report = read(
         (0.0, Deployed(spec("f", profile=Profile(weight_bytes=30, macs=1, points=points))), StartWorker(1, "f@1")),
@@ -156,6 +156,6 @@ def test_quantiles_are_right_to_half_a_percent(seconds, share):
     assert latencies.shares()[-1][1] == 1.0
 
 
-def test_no_latency_has_no_quantile():
+def test_without_latencies_there_is_no_quantile():
     assert Latencies().quantile(0.5) is None
     assert Latencies().shares() == []

@@ -129,7 +129,7 @@ def test_a_request_is_followed_to_its_answer():
     assert (sum(seen.waits.counts), sum(seen.batches.counts), seen.batches.total) == (2, 1, 2.0)
 
 
-def test_runs_at_once_are_busy_once_and_pay_for_each_of_their_cores():
+def test_during_concurrent_runs_a_worker_is_busy_once_and_each_run_pays_for_its_cores():
     seen = read(
         (0.0, Deployed(spec("f"), resident=True)),
         (0.0, Arrived(1, "f", None, None), StartWorker(1, "f@1", False, 4, 2)),
@@ -271,7 +271,7 @@ def test_an_eviction_is_counted_and_explained():
 
 
 @pytest.mark.parametrize("gone", [Removed("f@1"), Evict("f@1", "room")])
-def test_what_was_held_is_charged_in_equal_parts(gone):
+def test_shared_blocks_are_charged_in_equal_parts_to_the_functions_that_hold_them(gone):
     steps = [
         (0.0, Deployed(spec("f"), resident=True)),
         (0.0, Deployed(spec("g", blobs=(("a", 10),)), resident=True)),
@@ -363,7 +363,7 @@ def test_a_load_continues_when_a_second_worker_lacks_the_same_blocks():
     assert (world.state.functions["f@1"].loaded, seen.store("").held("f@1")) == (True, 30)
 
 
-def test_a_quarantined_function_holds_no_blocks():
+def test_a_quarantined_function_holds_no_blocks_until_it_is_loaded():
     world, seen = observed(cores=4)
     world.resident = {("", "f")}
     world.deploy(spec("f", blobs=(("f", 30),)), quarantined="the scheduler failed on it")
