@@ -64,7 +64,7 @@ def test_a_float_is_no_count(name):
 
 @pytest.mark.parametrize("name", sorted(TIME_BOUNDS))
 @pytest.mark.parametrize("wrong", ["5e-324", "nan", "inf", "true", "0"])
-def test_a_pipeline_has_the_same_bounds(name, wrong):
+def test_the_times_of_a_pipeline_have_the_same_bounds_as_those_of_a_function(name, wrong):
     with pytest.raises(CallerError, match=name):
         parse_pipeline(PIPELINE.format(f"{name} = {wrong}"))
     parse_pipeline(PIPELINE.format(f"{name} = 100"))
@@ -125,7 +125,7 @@ def test_an_impossible_profile_has_a_fault(wrong):
 
 
 @pytest.mark.parametrize(("kind", "bounds"), CONFIGURED)
-def test_every_number_of_a_configuration_has_a_floor_and_a_ceiling(kind, bounds):
+def test_every_number_that_can_be_set_has_a_minimum_and_a_maximum(kind, bounds):
     numbers = {each.name for each in msgspec.structs.fields(kind) if _is_number(each.type)}
     assert numbers == set(bounds)
     for name, bound in bounds.items():

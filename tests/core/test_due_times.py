@@ -14,12 +14,12 @@ CHAIN = {
 }
 
 
-def test_slos_of_functions_share_out_the_whole() -> None:
+def test_the_slo_of_a_pipeline_is_divided_in_proportion_to_the_slos_of_its_functions() -> None:
     slos = {"listen": 300.0, "answer": 100.0, "speak": 400.0}
     assert due_times(CHAIN, 1600.0, slos, 10.0) == {"listen": 10.6, "answer": 10.8, "speak": 11.6}
 
 
-def test_where_one_has_none_all_count_the_same() -> None:
+def test_if_one_function_has_no_slo_all_stages_get_the_same_time() -> None:
     assert due_times(CHAIN, 3000.0, {"listen": 1.0, "answer": None, "speak": 9.0}, 0.0) == {
         "listen": 1.0,
         "answer": 2.0,
@@ -27,12 +27,12 @@ def test_where_one_has_none_all_count_the_same() -> None:
     }
 
 
-def test_without_an_slo_of_the_whole_nothing_is_due() -> None:
+def test_without_an_slo_of_the_pipeline_no_stage_has_a_due_time() -> None:
     assert due_times(CHAIN, None, dict.fromkeys(CHAIN, 10.0), 0.0) == {}
 
 
 @given(graphs(), st.data())
-def test_a_stage_leaves_the_time_of_each_that_waits_for_it(pipeline: Pipeline, data: st.DataObject) -> None:
+def test_a_stage_is_due_early_enough_for_each_stage_that_needs_it(pipeline: Pipeline, data: st.DataObject) -> None:
     slos = {name: data.draw(st.floats(1.0, 1000.0)) for name in pipeline.stages}
     due = due_times(pipeline.stages, 500.0, slos, 0.0)
     assert max(due.values()) == 0.5

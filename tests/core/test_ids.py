@@ -11,7 +11,7 @@ def test_a_part_belongs_to_a_function():
 
 
 @pytest.mark.parametrize("part", ["f:program@3", "f:12@3", "f@3"])
-def test_texts_name_functions_and_what_their_own_code_wrote_stays(part):
+def test_ids_of_parts_in_a_text_become_ids_of_functions_or_only_those_of_the_given_function(part):
     assert whole_names(f"{part} failed, as did g:2@1") == "f@3 failed, as did g@1"
     assert whole_names(f"{part} failed at 12:30@noon, 4:3@2 and g:2@1", part) == (
         "f@3 failed at 12:30@noon, 4:3@2 and g:2@1"

@@ -103,21 +103,21 @@ def test_toml_and_json_say_the_same() -> None:
         ("[stages.detect]", "[stages.input]", "no stage of pipeline 'street' may be called 'input'"),
     ],
 )
-def test_what_is_wrong_is_named(before: str, after: str, words: str) -> None:
+def test_the_error_for_an_invalid_pipeline_names_what_is_wrong(before: str, after: str, words: str) -> None:
     assert before in TOML
     with pytest.raises(CallerError) as result:
         parse_pipeline(TOML.replace(before, after))
     assert words in str(result.value)
 
 
-def test_its_tensors_are_those_of_its_functions() -> None:
+def test_the_tensors_of_a_pipeline_are_those_of_its_functions() -> None:
     assert signature(parse_pipeline(TOML), find) == Signature(
         (TensorSpec("image", "UINT8", ("detect.height", "detect.width", 3)),),
         (TensorSpec("makes", "BYTES", ("cars.n",)), TensorSpec("people", "BYTES", ("faces.n",))),
     )
 
 
-def test_a_fixed_size_anywhere_is_the_size_of_the_input(monkeypatch) -> None:
+def test_a_size_that_one_function_fixes_is_fixed_for_the_input_of_the_pipeline(monkeypatch) -> None:
     monkeypatch.setitem(FUNCTIONS, "cars", Signature((TensorSpec("image", "UINT8", (96, "w", 3)), *CLASSIFIER[0][1:]),
                                                      CLASSIFIER.outputs))  # fmt: skip
     assert signature(parse_pipeline(TOML), find).inputs[0].shape == (96, "detect.width", 3)
@@ -146,7 +146,7 @@ def test_stages_that_do_not_fit_each_other_are_named(monkeypatch, boxes) -> None
         ('"faces:labels"', '"faces:names"', "stage 'faces' has no output 'names'; it has 'labels', 's'"),
     ],
 )
-def test_what_the_functions_do_not_have_is_named(before: str, after: str, words: str) -> None:
+def test_functions_inputs_and_outputs_that_do_not_exist_are_named(before: str, after: str, words: str) -> None:
     assert before in TOML
     with pytest.raises(CallerError) as result:
         signature(parse_pipeline(TOML.replace(before, after)), find)

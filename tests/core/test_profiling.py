@@ -18,7 +18,7 @@ from overwinter.core.profiling import (
 
 
 @given(st.integers(1, 10_000))
-def test_steps_double_up_to_the_most_and_end_there(most):
+def test_values_to_measure_at_most_double_and_end_with_the_maximum(most):
     found = powers_of_two(most)
     assert found[0] == 1
     assert found[-1] == most
@@ -37,7 +37,7 @@ def test_configurations_stay_within_settings_machine_and_program(threads, max_ba
     assert configurations[0] == Configuration(1, 1, 1)
 
 
-def test_batches_of_one_kind_ascend_so_that_the_first_too_slow_one_ends_them():
+def test_for_the_same_cores_and_concurrency_batches_ascend_so_that_the_first_too_slow_one_is_the_last():
     configurations = configurations_to_measure(
         ProfileOptions(cores=(2, 1), batches=(4, 1)), Settings(concurrency=2), ConfigurationLimits(2, 8)
     )

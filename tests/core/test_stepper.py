@@ -125,7 +125,7 @@ def test_a_request_ends_once_for_any_results_in_any_order(
 
 
 @given(graphs(), st.randoms(use_true_random=False))
-def test_every_stage_is_asked_once_after_all_that_it_needs(pipeline: Pipeline, chance: Random) -> None:
+def test_every_stage_is_run_once_after_all_stages_that_it_needs(pipeline: Pipeline, chance: Random) -> None:
     watched = Watched(pipeline)
     watched.tell(Started(), 0.0)
     while watched.running:
@@ -171,7 +171,7 @@ def test_no_stage_is_started_when_the_time_is_up() -> None:
     assert request.over
 
 
-def test_orders_and_events_are_data() -> None:
+def test_orders_are_unchanged_by_encoding_and_decoding() -> None:
     result = [
         RunStage("left", FORK["left"], DEADLINE),
         Cancel("left"),

@@ -27,7 +27,7 @@ from overwinter.core.tensor import (
 
 
 @given(st.lists(st.binary(max_size=50)))
-def test_bytes_elements_survive(elements):
+def test_elements_of_bytes_are_unchanged_by_packing_and_unpacking(elements):
     packed = pack_bytes(elements)
     assert unpack_bytes(packed, len(elements)) == elements
     check_size(Tensor("t", BYTES, (len(elements),), packed))

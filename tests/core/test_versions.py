@@ -39,7 +39,7 @@ def test_the_turns_of_a_small_share_are_spread_over_those_of_a_large_one():
     assert {later - sooner for sooner, later in pairwise(places)} == {10}
 
 
-def test_the_newest_answers_until_another_one_is_promoted():
+def test_the_newest_version_answers_until_another_one_is_promoted():
     versions = Versions([1])
     versions.add(3)
     versions.add(2)
@@ -75,6 +75,6 @@ def test_a_split_ends_when_a_version_of_it_is_removed():
     ("shares", "said"),
     [(((1, 90), (2, 20)), "110 per cent"), (((1, 99),), "99 per cent"), (((1, 50), (1, 50)), "two shares")],
 )
-def test_shares_that_are_no_whole_are_refused(shares, said):
+def test_shares_that_do_not_add_up_to_100_or_repeat_a_version_are_refused(shares, said):
     with pytest.raises(CallerError, match=said):
         check_shares(tuple(Share(*share) for share in shares))

@@ -46,7 +46,7 @@ def test_every_relative_link_leads_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=name_of)
-def test_every_command_of_the_project_is_there(path: Path) -> None:
+def test_every_module_that_a_command_names_exists(path: Path) -> None:
     names = set(MODULE.findall(path.read_text()))
     assert [name for name in sorted(names) if importlib.util.find_spec(name) is None] == []
 
@@ -68,7 +68,7 @@ def test_a_row_that_lacks_a_cell_is_found() -> None:
     assert uneven("| a | b |\n| --- | --- |\n| `x|y` | 1 |\n| 2 |\n\n| alone |\n") == ["| 2 |"]
 
 
-def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
+def test_links_to_missing_targets_are_found(tmp_path: Path) -> None:
     text = tmp_path / "text.md"
     text.write_text("# One heading\n[a](text.md#one-heading) [b](#no-heading) [c](none.md) [d](https://example.org)\n")
     assert broken(text) == ["#no-heading", "none.md"]

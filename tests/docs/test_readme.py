@@ -149,13 +149,13 @@ def test_every_block_runs_as_pasted(directory: Path, memory: Path, tmp_path: Pat
     assert [float(hertz) for hertz in pitches.split()] == pytest.approx([440.0] * 8, rel=5e-3)
 
 
-def test_what_is_left_out_only_makes_an_environment() -> None:
+def test_blocks_that_are_left_out_only_set_up_an_environment() -> None:
     left_out = [block.code for block in BLOCKS if block.sets_up]
     assert left_out
     assert [code for code in left_out if re.search(r"^(?:overwinter|curl)\b", code, re.MULTILINE)] == []
 
 
-def test_each_target_of_make_is_there() -> None:
+def test_each_target_of_make_that_the_readme_names_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"^make (\w+)", README, re.MULTILINE))
     assert named

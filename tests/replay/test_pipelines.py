@@ -211,7 +211,7 @@ def by_the_stepper(pipeline: Pipeline, happenings: Sequence[Happening], drops: b
 
 @settings(max_examples=20)
 @given(graphs(), HAPPENINGS)
-def test_a_node_and_a_simulation_order_the_same(pipeline: Pipeline, happenings: list[Happening]) -> None:
+def test_a_node_and_a_simulation_give_the_same_orders(pipeline: Pipeline, happenings: list[Happening]) -> None:
     live = asyncio.run(in_a_node(pipeline, happenings, drops=False))
     assert live == in_a_simulation(pipeline, happenings) == by_the_stepper(pipeline, happenings, drops=False)
 
@@ -225,7 +225,7 @@ def test_a_node_cancels_the_stages_that_the_stepper_cancels_when_its_caller_disc
     assert live == by_the_stepper(pipeline, happenings, drops=True)
 
 
-def test_past_the_deadline_no_stage_is_asked_on_a_node_or_in_the_simulation() -> None:
+def test_at_the_deadline_no_further_stage_is_called_on_a_node_or_in_the_simulation() -> None:
     stages = {
         "s0": Stage(function="f0", inputs={"x": "input:x"}),
         "s1": Stage(function="f1", inputs={"x": "s0:y"}),
