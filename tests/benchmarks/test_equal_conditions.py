@@ -30,7 +30,7 @@ def test_each_step_changes_one_condition(name):
         assert changed in ({"own"}, {"shares"}, {"eager"}, {"alpha", "beta"})
 
 
-def test_a_headline_figure_is_printed_with_its_control():
+def test_a_headline_figure_comes_with_the_figure_under_equal_conditions():
     ours = equal_conditions.Cell(memory=(50.0, 60.0), cores=(1.0, 1.0), violations=(0.0, 0.0))
     theirs = [equal_conditions.Cell((mib, mib), (1.0, 1.0), (0.1, 0.3)) for mib in (1000.0, 500.0, 200.0, 120.0, 100.0)]
     row = {

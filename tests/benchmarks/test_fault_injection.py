@@ -6,7 +6,7 @@ from random import Random
 from benchmarks.fault_injection import Span, flip
 
 
-def test_one_bit_is_flipped_and_nothing_else_tells(tmp_path: Path) -> None:
+def test_one_bit_is_flipped_and_the_metadata_of_the_file_is_unchanged(tmp_path: Path) -> None:
     block = tmp_path / "block"
     block.write_bytes(bytes(1000))
     block.chmod(0o400)

@@ -53,11 +53,11 @@ def altered(answer, at, value):
     ],
     ids=str,
 )
-def test_another_answer_is_wrong(have):
+def test_a_different_answer_is_wrong(have):
     assert judged("batch=2", [ANSWER], [have]).verdict == "wrong"
 
 
-def test_the_same_bits_are_equal_and_a_last_bit_is_within():
+def test_the_same_bits_are_equal_and_a_difference_in_the_last_bit_is_within():
     near = altered(ANSWER, 1, torch.nextafter(ANSWER[0, 1], torch.tensor(0.0)))
     assert judged("batch=2", [ANSWER], [ANSWER.clone()]).verdict == "equal"
     found = judged("batch=2", [ANSWER], [near])
@@ -124,7 +124,7 @@ def linear(name, module):
     return Architecture(name, "PyTorch", module, {"input": floats("batch", 12)})
 
 
-def test_a_node_that_answers_otherwise_is_detected():
+def test_a_node_that_answers_differently_is_detected():
     with running_node("--cores", "1") as node:
         honest = examine(linear("honest", lambda: nn.Linear(12, 4)), node.url, 1)
         tampered = examine(linear("tampered", Tampered(nn.Sequential(nn.Linear(12, 4), nn.Tanh()))), node.url, 1)
@@ -157,7 +157,7 @@ def test_the_list_is_long_and_its_names_can_be_deployed():
 
 
 @pytest.mark.parametrize("name", HANDFUL)
-def test_listed_models_answer_what_they_are_asked(name):
+def test_answers_of_listed_models_are_repeatable_and_depend_on_their_inputs(name):
     architecture = LISTED[name]
     module, twin = architecture.build(1), architecture.build(1)
     inputs, others = architecture.inputs_at({}, 1), architecture.inputs_at({}, 2)

@@ -31,7 +31,7 @@ def test_a_seed_gives_the_same_mutants_again_and_another_gives_others():
     assert len(set(mutants(1))) > 150
 
 
-def test_mutating_leaves_the_valid_thing_as_it_was():
+def test_mutating_does_not_change_the_valid_value():
     before = repr(VALID)
     mutants(3)
     assert repr(VALID) == before
@@ -61,7 +61,7 @@ def test_hostile_connections_are_repeated_by_their_seed(name):
     assert first == second
 
 
-def test_only_a_row_beyond_doubt_is_checked():
+def test_a_request_has_a_row_to_check_only_if_it_is_certainly_valid():
     sure = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4.5]}]}
     assert row_of(sure) == [1.0, 2.0, 3.0, 4.5]
     assert row_of({"inputs": []}) is None
@@ -69,7 +69,7 @@ def test_only_a_row_beyond_doubt_is_checked():
     assert row_of([None]) is None
 
 
-def test_an_attacker_waits_for_a_port_of_the_machine(monkeypatch):
+def test_an_attacker_waits_until_the_machine_has_a_free_port(monkeypatch):
     tries = []
     plain = socket.create_connection
 
@@ -115,7 +115,7 @@ def reply(status, body, kind="application/json"):
         (reply(502, {"error": "?"}), True),
     ],
 )
-def test_a_500_is_unexpected_unless_it_is_a_functions_own(answer, failure):
+def test_a_500_is_unexpected_unless_a_function_caused_it(answer, failure):
     assert bool(unforeseen(answer)) == failure
 
 
@@ -125,7 +125,7 @@ def test_only_signals_that_a_process_brings_upon_itself_are_fatal():
     assert fatal_signal("its process exited with status 1") == ""
 
 
-def test_tracebacks_are_shown_from_the_lines_ahead_to_the_last_error_whoever_wrote_them():
+def test_tracebacks_are_shown_from_the_lines_before_to_the_last_error_whoever_wrote_them():
     log = ["far ahead", "1", "2", "3", "Traceback (most recent call last):", "  File x", "KeyError: 1", "calm"]
     theirs = [
         "zygote: Traceback (most recent call last):",
@@ -183,7 +183,7 @@ def test_a_tail_gives_whole_lines_once(tmp_path):
     assert tail.lines() == [b"two"]
 
 
-def test_a_tail_follows_a_file_that_took_the_others_place(tmp_path):
+def test_a_tail_follows_the_new_file_when_a_file_is_replaced(tmp_path):
     file = tmp_path / "journal"
     file.write_bytes(b"one of the first life\n")
     tail = Tail(file)
@@ -198,7 +198,7 @@ def test_a_canary_is_found_with_its_place():
     assert canary_in(b"overwinter-canary-weight-") == ""
 
 
-def test_the_longest_stall_is_charged_to_the_try_in_which_it_was_asked():
+def test_the_longest_stall_is_charged_to_the_try_in_which_it_began():
     past_tries = [Try(0.0, 1.0, "requests", "json", 0), Try(1.0, 2.0, "uploads", "dripping", 5)]
     result = [
         Record("live", 0.5, 0.2, "right"),
@@ -245,7 +245,7 @@ def test_half_an_answer_is_none(listener):
     assert exchange(port, b"GET / HTTP/1.1\r\n\r\n", 5.0) is None
 
 
-def test_no_answer_on_an_open_connection_is_hung(listener):
+def test_an_open_connection_without_an_answer_counts_as_hung(listener):
     with pytest.raises(HungError):
         exchange(listener.getsockname()[1], b"GET / HTTP/1.1\r\n\r\n", 0.05)
 

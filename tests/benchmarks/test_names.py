@@ -43,7 +43,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
                     yield asname or name
 
 
-def test_every_import_is_there() -> None:
+def test_every_imported_name_exists() -> None:
     missing = []
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -56,5 +56,5 @@ def test_every_import_is_there() -> None:
 
 
 @pytest.mark.parametrize(("module", "name"), [("overwinter.core.function", "NOT_THERE"), ("benchmarks", "not_there")])
-def test_what_is_not_there_is_found(module: str, name: str) -> None:
+def test_names_that_do_not_exist_are_detected(module: str, name: str) -> None:
     assert name not in (names_of(module) or ())

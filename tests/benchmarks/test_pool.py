@@ -53,7 +53,7 @@ def test_arrivals_are_at_the_wanted_rates_and_the_same_with_a_seed() -> None:
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[pytest.mark.slow] * (part == "simulated")) for part in pool.PARTS]
 )
-def test_a_part_measures(part: str) -> None:
+def test_each_part_of_the_benchmark_returns_figures(part: str) -> None:
     figures = pool.run_part(part, TINY)
     if part == "throughput":
         rates = list(figures["throughput_over_native"].values())
@@ -70,7 +70,7 @@ def test_a_part_measures(part: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_a_short_soak_finds_nothing_wrong_lost_after_the_timeout_or_left() -> None:
+def test_a_short_soak_finds_no_wrong_lost_or_late_answers_and_nothing_left_behind() -> None:
     figures = soak(
         4.0, functions=6, rate=30.0, seed=1, small=True, isolation="tenant", models=("mlp", "lstm"), rounds=1
     )

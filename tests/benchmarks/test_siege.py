@@ -18,7 +18,7 @@ REFUSED = Outcome(0, 1.0, 0.0, 0.01, 503, "full", False)
 LOST = Outcome(0, 1.0, 0.0, 3.0, 0, "", False)
 
 
-def test_what_is_not_answered_right_takes_the_whole_patience():
+def test_a_request_that_is_not_answered_right_counts_as_the_maximum_latency():
     assert slowness([ANSWERED, WRONG, REFUSED, LOST]) == [0.02, PATIENCE_S, PATIENCE_S, PATIENCE_S]
 
 

@@ -64,7 +64,7 @@ def refused(status, why="no", sent=20.0, until=21.0):
         (5, 6, 2 * OLD, "wrong"),
     ],
 )
-def test_an_answer_is_that_of_a_version_that_could_have_given_it(sent, until, answer, wanted):
+def test_an_answer_is_right_only_if_it_is_that_of_a_version_that_could_have_given_it(sent, until, answer, wanted):
     assert verdict_of(answered(sent, until, answer), 0.0, 0, updated(), NodeEvents()) == wanted
 
 
@@ -79,7 +79,7 @@ def test_a_request_that_was_sent_late_counts_from_when_it_was_sent():
 
 
 @pytest.mark.parametrize(("off", "wanted"), [(0.0, "right"), (0.9 * NEAR, "right"), (1.1 * NEAR, "wrong")])
-def test_an_answer_of_a_shared_run_is_near(off, wanted):
+def test_an_answer_of_a_shared_run_is_right_if_it_is_near(off, wanted):
     right = np.array([1.0, -4.0], np.float32)
     history = History()
     history.versions = [Version((right.tobytes(), b""), exact=False)]
@@ -97,7 +97,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_else(reason):
+def test_a_refusal_is_explained_only_by_the_reason_that_it_gives_and_only_if_that_was_true(reason):
     for begin, until, there in ((20.5, 30.0, True), (1.0, 19.0, False), (22.0, 30.0, False)):
         history, events = History(), NodeEvents()
         getattr(history if hasattr(history, reason) else events, reason).add(Span(begin, until))
@@ -106,14 +106,14 @@ def test_a_refusal_is_explained_by_what_it_says_if_that_was_so_and_by_nothing_el
         assert set(found.values()) <= {"refused", "lost"}
 
 
-def test_late_requests_are_refused_only_for_functions_that_want_it():
+def test_late_requests_may_be_refused_only_for_functions_that_do_not_serve_them():
     late = refused(503, "function f@1 can no longer answer this request within 50 ms")
     assert verdict_of(late, 0.0, 0, History(may_be_late=False), NodeEvents()) == "refused"
     assert verdict_of(late, 0.0, 0, History(), NodeEvents()) == "lost"
 
 
 @pytest.mark.parametrize("status", [0, 400, 404, 500, 503, 504, 507])
-def test_no_answer_and_a_refusal_that_tells_nothing_known_are_lost_whatever_was_so(status):
+def test_no_answer_and_a_refusal_without_a_known_reason_count_as_lost_whatever_happened(status):
     history, events = History(may_be_late=False), NodeEvents()
     for spans in (history.unloaded, events.kills):
         spans.add(Span(0, 100))
@@ -161,7 +161,7 @@ def test_a_journal_that_does_not_replay_is_reported(tmp_path):
         JournalSteps(journal)
 
 
-def test_what_is_in_progress_lasts_until_it_is_ended():
+def test_a_span_in_progress_lasts_until_it_is_ended():
     spans, before = Spans(), monotonic()
     spans.begin()
     later = Span(before + 1000, before + 1001)
@@ -179,7 +179,7 @@ def test_requests_are_the_same_again_with_a_seed_and_reach_every_function():
     assert 8000 < len(plan) < 12000
 
 
-def test_now_and_then_many_of_one_family_are_asked_at_once():
+def test_now_and_then_several_requests_for_one_family_arrive_at_the_same_time():
     at_once: dict[float, list[int]] = {}
     for at, target in arrivals(50.0, 50.0, [12, 8], Random(3)):
         at_once.setdefault(at, []).append(target // ROWS)
@@ -192,7 +192,7 @@ def test_now_and_then_many_of_one_family_are_asked_at_once():
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_a_short_soak_finds_nothing_wrong_lost_or_left(tmp_path):
+def test_a_short_soak_finds_no_wrong_or_lost_answers_and_nothing_left_behind(tmp_path):
     options = SimpleNamespace(functions=8, models=["mlp", "minilm"], small=True, rate=40.0, seed=1)
     with running_node("--journal", str(tmp_path / "journal")) as node:
         soak = Soak(node, options)

@@ -18,7 +18,7 @@ def test_a_wake_and_a_bind_are_distinguished():
     assert (done.wakes, done.binds, done.wake_share) == (2, 2, 0.25)
 
 
-def test_figures_are_of_the_first_load_and_those_of_others_say_of_which():
+def test_figures_of_the_first_load_have_plain_names_and_those_of_other_loads_name_their_load():
     light = LoadResult(0.55, [answered("warm"), answered("host")], MemorySample(3 << 20))
     heavy = LoadResult(
         0.75, [answered("warm"), answered("warm", 0.2), Outcome(1, 0.0, 0.0, 9.0, 0, "", False)], MemorySample(5 << 20)

@@ -17,12 +17,12 @@ FEW = only(NODE, {"resnet-50": 2})
 
 
 @pytest.mark.parametrize("model", TABLE_4)
-def test_runs_alone_take_what_the_paper_measured(model):
+def test_a_run_alone_takes_the_time_that_the_paper_measured(model):
     assert table_4(NODE, model) == pytest.approx(TABLE_4[model], abs=3.1)
 
 
 @pytest.mark.parametrize("model", TABLE_3)
-def test_runs_beside_other_swaps_take_what_the_paper_measured(model):
+def test_runs_beside_other_swaps_take_the_time_that_the_paper_measured(model):
     assert table_3(NODE, model) == pytest.approx(TABLE_3[model], rel=0.11)
     assert len(TABLE_3[model]) == len(CONTENDERS)
 
@@ -49,7 +49,7 @@ def test_variants_differ_in_their_heads_only():
     assert len(first ^ second) == 2
 
 
-def test_native_processes_have_one_place_each_and_start_cold_unless_they_are_warm():
+def test_native_processes_have_one_place_each_and_only_those_of_infless_start_cold():
     warm, cold = (native(NODE, infless=each) for each in (False, True))
     assert len(warm.devices) == len(cold.devices) == 4 * SLOTS == 72
     assert {model.swap_ms for model in warm.functions} == {0.0}

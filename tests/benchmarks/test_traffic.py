@@ -11,12 +11,12 @@ from benchmarks.traffic import HOUR_S, PER_S, Cost, busy_cores, compressed, hour
 COST = Cost(run=0.02, wake=0.03)
 
 
-def test_an_hour_is_the_seeds_alone():
+def test_the_traffic_of_an_hour_depends_on_the_seed_only():
     assert hour(4, None, 1) == hour(4, None, 1)
     assert hour(4, None, 1) != hour(4, None, 2)
 
 
-def test_made_functions_have_the_rate_of_recorded_ones():
+def test_generated_functions_have_the_rate_of_recorded_ones():
     arrival_times = hour(60, None, 1)
     assert all(times == sorted(times) and times[-1] < HOUR_S for times in arrival_times)
     assert sum(map(len, arrival_times)) / 60 / HOUR_S == pytest.approx(PER_S, rel=0.1)
@@ -34,7 +34,7 @@ def test_recorded_functions_take_the_rows_of_the_trace(tmp_path):
 
 
 @given(st.lists(st.floats(0.01, 2.0), min_size=1, max_size=20), st.floats(0.0, 60.0), st.floats(0.05, 0.9))
-def test_the_kept_share_asks_for_the_wanted_cores(rates, keep_alive_s, cores):
+def test_the_kept_share_of_the_requests_keeps_the_wanted_number_of_cores_busy(rates, keep_alive_s, cores):
     costs = [COST] * len(rates)
     share = kept_share(rates, costs, keep_alive_s, cores)
     assert 0 < share <= 1
@@ -42,16 +42,16 @@ def test_the_kept_share_asks_for_the_wanted_cores(rates, keep_alive_s, cores):
     assert asked == pytest.approx(cores) or (share == 1 and asked < cores)
 
 
-def test_a_function_that_is_asked_often_wakes_seldom():
+def test_a_function_that_is_called_often_wakes_seldom():
     assert busy_cores([1.0], [COST], 0.0) == pytest.approx(COST.run + COST.wake)
     assert busy_cores([1.0], [COST], 100.0) == pytest.approx(COST.run)
 
 
-def test_where_workers_stay_only_runs_are_asked_for():
+def test_if_workers_never_stop_only_runs_keep_cores_busy():
     assert busy_cores([1.0, 0.0], [COST, COST], float("inf")) == pytest.approx(COST.run)
 
 
-def test_compressed_requests_are_a_share_in_order():
+def test_compressed_requests_are_in_order_and_only_a_share_of_them_is_kept():
     arrival_times = [[float(second) for second in range(3600)], [0.5, 3599.5]]
     everything = compressed(arrival_times, 12.0, 1.0, 1)
     assert everything == sorted(everything)

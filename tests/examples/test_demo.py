@@ -80,11 +80,11 @@ def test_difference_is_the_largest_or_none_for_equal_bits(given, expected, apart
     assert difference([same, array(given)], [same, array(expected)]) == apart
 
 
-def test_answers_of_different_number_differ():
+def test_different_numbers_of_answers_differ():
     assert difference([np.zeros(1)], []) == float("inf")
 
 
-def test_a_first_answer_stands_under_what_it_needed(capsys):
+def test_the_time_of_a_first_answer_is_in_the_column_of_the_wake_or_bind_that_it_needed(capsys):
     took = {"host": 0.1, "bound": 0.02, "disk": 0.3}
     verdicts = [Verdict(start, "yes", None, start, seconds, 0.01) for start, seconds in took.items()]
     show_functions(verdicts, dict.fromkeys(took, Uploaded("x", 1, 1, 1)))
@@ -145,7 +145,7 @@ def test_the_first_network_of_the_cascade_becomes_a_program_for_sides_of_13_to_4
     assert program.dimensions["height"] == program.dimensions["width"] == (13, 4096)
 
 
-def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
+def test_a_woken_function_answers_as_plain_pytorch_does_and_the_node_leaves_nothing_behind(tmp_path):
     blocks = tmp_path / "blocks"
     blocks.mkdir()
     said: list[str] = []
@@ -156,7 +156,7 @@ def test_a_function_is_woken_agrees_and_leaves_nothing(tmp_path):
         with Client(url) as client:
             upload = demo_models.deploy(model, url, keep_alive_s=0.1)
             assert upload.added_bytes == upload.nbytes > 1_900_000
-            # The process of its worker ends a moment after the node has removed it.
+            # The process of a worker ends a moment after the node has removed the worker.
             wait_until(lambda: not client.function(model.name)["workers"] and len(node.processes()) == 3)
             pids = node.processes()
             (verdict,) = ask(question, client, demo_models.plain({model.name: model}))

@@ -173,7 +173,7 @@ def test_variants_share_the_body_and_know_their_task(body):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_exports_with_dynamic_sizes_and_computes_the_same_bits(name):
+def test_each_example_can_be_exported_with_dynamic_sizes_and_computes_the_same_bits(name):
     module, example, dynamic = EXAMPLES[name]()
     shapes = {key: dict.fromkeys(sizes, torch.export.Dim.DYNAMIC) for key, sizes in dynamic.items()}
     exported = torch.export.export(module, (), example, dynamic_shapes=shapes, strict=False).module()

@@ -67,7 +67,7 @@ def test_the_stages_find_no_face_in_the_dark() -> None:
 
 
 @with_weights
-def test_the_networks_called_as_one_find_the_same(node: NodeProcess) -> None:
+def test_the_networks_called_as_one_pipeline_find_the_same_face(node: NodeProcess) -> None:
     picture, boxes = torch.zeros(60, 90, 3, dtype=torch.uint8), torch.tensor([[10.0, 10.0, 30.0, 30.0, 1.0]])
     for name, (make, handler, assets) in STAGES.items():
         module, example, dynamic = make()

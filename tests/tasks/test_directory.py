@@ -30,7 +30,7 @@ def copy_without(directory, path, file):
     return path
 
 
-def test_without_a_task_it_is_the_raw_program(weather):
+def test_without_a_task_a_directory_is_opened_as_the_raw_program(weather):
     opened = open_directory(weather)
     assert opened.handler is None
     assert not opened.samples
@@ -107,7 +107,7 @@ def test_model_whose_outputs_depend_on_the_padding_is_refused(tmp_path):
         open_directory(path, "text-classification")
 
 
-def test_model_of_one_length_names_the_option(tmp_path):
+def test_the_error_for_a_model_of_one_length_names_the_option(tmp_path):
     path = text_directory(tmp_path, "MambaModel")
     with pytest.raises(ProgramError, match="the option sequence=N"):
         export_directory(open_directory(path))
@@ -153,7 +153,7 @@ def test_images_of_different_sizes_are_refused_if_the_processor_keeps_their_size
         image.preprocess({"image": contents}, state)
 
 
-def test_processor_that_does_more_is_refused(tmp_path):
+def test_processor_that_does_more_than_the_handler_is_refused(tmp_path):
     processor = transformers.MobileViTImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_flip_channel_order=True
     )
@@ -194,14 +194,14 @@ def test_a_processor_that_limits_the_longer_side_is_refused(size, tmp_path):
         open_directory(image_directory(tmp_path, processor), "image-classification")
 
 
-def test_without_truncation_the_handler_has_no_longest_text(tmp_path):
+def test_without_truncation_the_handler_does_not_limit_the_length_of_texts(tmp_path):
     path = text_directory(tmp_path, "DistilBertForTokenClassification", TAGS)
     opened = open_directory(path, "token-classification", {"truncation": False})
     assert json.loads(opened.assets["task.json"])["longest"] is None
 
 
 @pytest.mark.parametrize("make", [image_directory, speech_directory])
-def test_model_in_16_bits_is_given_what_it_takes(make, tmp_path):
+def test_model_in_16_bits_is_given_inputs_in_16_bits(make, tmp_path):
     path = make(tmp_path / "wide")
     kind = transformers.ViTForImageClassification if make is image_directory else transformers.Wav2Vec2ForCTC
     kind.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)

@@ -96,7 +96,7 @@ def assert_classified(answer, path):
     numpy.testing.assert_allclose(answer["scores"], scores, atol=1e-5)
 
 
-def test_best_labels_alone(weather, deploy, ask):
+def test_with_top_k_1_only_the_best_label_is_returned(weather, deploy, ask):
     deploy(weather, name="best", task="text-classification", options={"top_k": 1})
     best = transformers.pipeline("text-classification", str(weather))(TEXTS)
     assert ask("best", text=TEXTS)["labels"].tolist() == [[each["label"].encode()] for each in best]
