@@ -291,7 +291,7 @@ def manifest_of(name: str, program: bytes, inputs: tuple[TensorSpec, ...], outpu
 
 
 class Held:
-    """An application that answers `/waits` only after a release, whether or not its client has left."""
+    """An application that answers `/waits` only after a release, whether or not its client has disconnected."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()

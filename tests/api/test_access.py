@@ -60,7 +60,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def test_the_first_token_closes_the_node_also_for_connections_that_are_open(
+def test_once_there_is_a_token_requests_without_one_are_refused_also_on_open_connections(
     served: Served, tokens: TokenFile, http: httpx.Client
 ) -> None:
     assert http.get("/v2/models/add").status_code == 200
@@ -103,7 +103,7 @@ def test_the_scheme_of_a_token_may_be_in_any_case_and_several_spaces_may_follow(
     assert http.get("/v2/models/add", headers={"authorization": scheme + token}).status_code == 200
 
 
-def test_a_revoked_token_is_refused_at_once_on_an_open_connection(
+def test_a_revoked_token_is_refused_immediately_even_on_an_open_connection(
     served: Served, tokens: TokenFile, http: httpx.Client
 ) -> None:
     gone, text = tokens.create("default", ("infer",), "", 0.0)
@@ -114,7 +114,7 @@ def test_a_revoked_token_is_refused_at_once_on_an_open_connection(
     assert http.get("/v2/models/add", headers=bearer(other)).status_code == 200
 
 
-def test_tokens_outlive_the_node_and_it_stays_closed_without_any(
+def test_tokens_outlive_a_node_and_when_all_are_revoked_requests_without_one_are_still_refused(
     client: Connect, tmp_path: Path, tokens: TokenFile
 ) -> None:
     token, text = tokens.create("default", ("infer",), "", 0.0)
@@ -180,7 +180,9 @@ def test_a_token_does_what_its_scopes_say(
     assert (refused(READS), refused(RUNS), refused(CHANGES)) == ({False}, {not runs}, {not changes})
 
 
-def test_every_operation_asks_for_what_the_document_says(served: Served, tokens: TokenFile, http: httpx.Client) -> None:
+def test_every_operation_requires_the_scopes_that_the_openapi_document_names(
+    served: Served, tokens: TokenFile, http: httpx.Client
+) -> None:
     headers = bearer(made(tokens, "acme", "infer"))
     results: list[tuple[str, bool, bool]] = []
     found: list[tuple[str, bool, bool]] = []
@@ -271,7 +273,9 @@ def test_requests_beyond_a_tenant_s_rate_are_refused_with_retry_after(
     assert client(served, first).functions() == []
 
 
-def test_the_client_waits_while_the_rate_is_exceeded(client: Connect, served: Served, tokens: TokenFile) -> None:
+def test_the_client_waits_while_the_rate_is_exceeded_but_not_with_an_inference_request(
+    client: Connect, served: Served, tokens: TokenFile
+) -> None:
     tokens.limit("acme", Quota(requests_per_s=1))
     acme = client(served, made(tokens, "acme"))
     content = bytes(3 << 19)
@@ -340,10 +344,10 @@ def test_a_token_file_that_cannot_be_read_admits_no_request(
     assert [http.get("/v2", headers=each).status_code for each in (headers, {})] == [401, 401]
 
 
-def test_tokens_are_valid_again_when_the_file_of_before_comes_back(
+def test_tokens_are_valid_again_when_the_earlier_file_is_moved_back(
     served: Served, tokens: TokenFile, tmp_path: Path, http: httpx.Client
 ) -> None:
-    """An editor's backup that is moved back has the inode, time and size of before."""
+    """An editor's backup that is moved back has the same inode, time and size as before."""
     headers = bearer(made(tokens, "default"))
     assert http.get("/v2", headers=headers).status_code == 200
     kept = (tmp_path / FILE).rename(tmp_path / "kept")
@@ -373,7 +377,7 @@ def test_a_token_file_whose_state_cannot_be_read_admits_no_request_and_only_the_
     assert http.get("/v2", headers=headers).status_code == 200
 
 
-def test_who_starts_the_node_is_told_why_the_tokens_cannot_be_read(tmp_path, tokens):
+def test_a_node_does_not_start_with_tokens_that_cannot_be_read_and_says_why(tmp_path, tokens):
     (tmp_path / FILE).mkdir()
     with pytest.raises(StoreError, match="Is a directory"):
         Access(None, tokens)

@@ -31,7 +31,7 @@ ECHO = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [0.5]
 HEAD = "Inference-Header-Content-Length"
 
 
-def test_what_the_server_is(http: httpx.Client) -> None:
+def test_the_server_reports_its_name_and_extensions(http: httpx.Client) -> None:
     answer = http.get("/v2").json()
     assert answer["name"] == "overwinter"
     assert {"binary_tensor_data", "model_repository", "schedule_policy"} <= set(answer["extensions"])
@@ -93,7 +93,7 @@ def test_timeout_and_priority_reach_the_node(http: httpx.Client, served: Served)
     assert served.node.calls[-1] == ("add", None, 0.25, 2)
 
 
-def test_a_raw_body(http: httpx.Client) -> None:
+def test_a_raw_body_gets_a_binary_answer(http: httpx.Client) -> None:
     body = bytes(range(16))
     answer = http.post("/v2/models/echo-fp32/infer", content=body, headers={"Inference-Header-Content-Length": "0"})
     head = int(answer.headers["inference-header-content-length"])
@@ -103,7 +103,9 @@ def test_a_raw_body(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("coding", "press"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
-def test_compressed_bodies(http: httpx.Client, coding: str, press: object) -> None:
+def test_compressed_bodies_are_accepted_and_damaged_ones_are_refused(
+    http: httpx.Client, coding: str, press: object
+) -> None:
     body = press(msgspec.json.encode(ADD))
     answer = http.post("/v2/models/add/infer", content=body, headers={"Content-Encoding": coding})
     assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
@@ -113,26 +115,26 @@ def test_compressed_bodies(http: httpx.Client, coding: str, press: object) -> No
     assert (not_compressed.status_code, "not valid" in not_compressed.json()["error"]) == (400, True)
 
 
-def test_a_body_that_swells_past_the_bound(http: httpx.Client) -> None:
+def test_a_body_that_swells_past_the_bound_is_refused(http: httpx.Client) -> None:
     bomb = gzip.compress(bytes(REQUEST_BYTES_MAX + 1))
     assert len(bomb) < REQUEST_BYTES_MAX // 100
     answer = http.post("/v2/models/add/infer", content=bomb, headers={"Content-Encoding": "gzip"})
     assert answer.status_code == 413
 
 
-def test_an_unknown_coding(http: httpx.Client) -> None:
+def test_an_unknown_coding_is_refused(http: httpx.Client) -> None:
     answer = http.post("/v2/models/add/infer", content=b"x", headers={"Content-Encoding": "br"})
     assert (answer.status_code, answer.json()["error"].split(";")[0]) == (415, "content-encoding 'br' is not supported")
 
 
-def test_a_body_past_the_bound_announced_or_not(http: httpx.Client) -> None:
+def test_a_body_past_the_bound_is_refused_whether_its_length_is_announced_or_not(http: httpx.Client) -> None:
     too_much = bytes(REQUEST_BYTES_MAX + 1)
     for content in (too_much, iter([too_much[: 1 << 19], too_much[1 << 19 :]])):
         answer = http.post("/v2/models/add/infer", content=content)
         assert (answer.status_code, str(REQUEST_BYTES_MAX) in answer.json()["error"]) == (413, True)
 
 
-def test_a_body_in_several_chunks(http: httpx.Client) -> None:
+def test_a_body_may_come_in_several_chunks(http: httpx.Client) -> None:
     body = msgspec.json.encode(ADD)
     answer = http.post("/v2/models/add/infer", content=iter([body[:20], body[20:21], body[21:]]))
     assert answer.json()["outputs"][0]["data"] == [11, 22, 33]
@@ -165,12 +167,12 @@ def test_a_head_request_has_no_body(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("length", ["x", "-1", "99999999999999999999"])
-def test_a_head_length_that_is_no_number(http: httpx.Client, length: str) -> None:
+def test_a_head_length_that_is_no_number_is_refused(http: httpx.Client, length: str) -> None:
     answer = http.post("/v2/models/add/infer", json=ADD, headers={"Inference-Header-Content-Length": length})
     assert (answer.status_code, "not a number" in answer.json()["error"]) == (400, True)
 
 
-def test_a_bad_body_is_answered_with_where_it_is_bad(http: httpx.Client) -> None:
+def test_the_error_for_an_invalid_body_says_where_it_is_invalid(http: httpx.Client) -> None:
     answer = http.post("/v2/models/add/infer", json={"inputs": [{"name": "a", "datatype": "INT32", "shape": "all"}]})
     assert (answer.status_code, "$.inputs[0].shape" in answer.json()["error"]) == (400, True)
 
@@ -215,7 +217,9 @@ def test_small_requests_go_through_while_large_ones_hold_all_memory(tmp_path: Pa
         assert again.status_code == 200
 
 
-def test_what_a_refused_request_sent_is_gone_with_its_answer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_of_a_refused_request_is_freed_when_it_is_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The garbage collector is off: it does not know how much memory the objects hold, so it must not be needed."""
     sent: list[weakref.ref[memoryview]] = []
 
@@ -256,7 +260,7 @@ def test_an_unread_answer_holds_memory_until_its_client_is_cut_off(tmp_path: Pat
         assert got < len(body)
 
 
-def test_json_has_a_bound_of_its_own(tmp_path: Path) -> None:
+def test_json_has_a_separate_bound(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(LIMITS, json_bytes_max=1 << 16)
     with serving(tmp_path, limits=limits) as served:
         url = f"{served.url}/v2/models/echo-fp32/infer"
@@ -286,7 +290,7 @@ def test_json_has_a_bound_of_its_own(tmp_path: Path) -> None:
         assert (answers[b"false"].status_code, "binary_data" in answers[b"false"].json()["error"]) == (413, True)
 
 
-def test_what_the_node_keeps_for_a_request_counts_for_its_caller(
+def test_memory_that_the_node_reserves_for_a_request_counts_toward_its_caller_s_share(
     served: Served, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def keep(call: Call) -> Result:
@@ -388,7 +392,7 @@ def test_a_stop_lets_the_answer_in_progress_finish(tmp_path: Path) -> None:
         httpx.get(f"{served.url}/v2", trust_env=False)
 
 
-def test_a_stop_that_cannot_wait_says_so(tmp_path: Path) -> None:
+def test_a_request_in_progress_is_refused_when_a_stop_cannot_wait_for_it(tmp_path: Path) -> None:
     answers: list[httpx.Response] = []
     with serving(tmp_path, drain_s=0) as served:
 

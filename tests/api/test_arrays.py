@@ -27,7 +27,7 @@ def no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DATATYPES)
-def test_torch_there_and_back(dtype: str) -> None:
+def test_torch_tensors_are_unchanged_by_conversion_and_conversion_back(dtype: str) -> None:
     given = torch.tensor([[0, 1, 100], [7, 8, 9]]).to(getattr(torch, dtype))
     tensor = to_tensor("x", given.T, no_spec)
     assert (tensor.name, tensor.datatype, tensor.shape) == ("x", DATATYPES[dtype], (3, 2))
@@ -38,7 +38,7 @@ def test_torch_there_and_back(dtype: str) -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("dtype", [name for name in DATATYPES if name != "bfloat16"])
-def test_numpy_there_and_back(dtype: str, order: str) -> None:
+def test_numpy_arrays_are_unchanged_by_conversion_and_conversion_back(dtype: str, order: str) -> None:
     given = numpy.array([[0, 1, 100], [7, 8, 9]], dtype=numpy.dtype(dtype).newbyteorder(order))
     back = from_tensor(to_tensor("x", given[:, ::2], no_spec))
     assert back.dtype == numpy.dtype(dtype)
@@ -64,7 +64,7 @@ def test_numpy_strings_become_bytes() -> None:
     ],
 )
 @pytest.mark.usefixtures("no_numpy")
-def test_lists_there_and_back(value: object, shape: tuple[int, ...]) -> None:
+def test_lists_are_unchanged_by_conversion_and_conversion_back(value: object, shape: tuple[int, ...]) -> None:
     for datatype in ("INT64", "FP32", "FP16", "UINT8"):
         tensor = listed(value, datatype)
         check_size(tensor)
@@ -98,7 +98,7 @@ def test_without_numpy_answers_are_lists() -> None:
         ([1], BYTES, "str and bytes, not int"),
     ],
 )
-def test_lists_that_are_no_tensor(value: object, datatype: str, words: str) -> None:
+def test_lists_that_are_no_tensor_are_refused(value: object, datatype: str, words: str) -> None:
     with pytest.raises(CallerError, match=words):
         listed(value, datatype)
 
@@ -108,7 +108,7 @@ def test_text_that_is_not_valid_unicode_is_refused() -> None:
         to_tensor("words", ["\ud800"], lambda: TensorSpec("words", BYTES, (1,)))
 
 
-def test_arrays_of_unknown_types() -> None:
+def test_arrays_of_unknown_types_are_refused() -> None:
     for value in (torch.zeros(1, dtype=torch.complex64), numpy.zeros(1, dtype="complex64")):
         with pytest.raises(CallerError, match="complex64"):
             to_tensor("x", value, no_spec)
@@ -125,7 +125,7 @@ def test_truth_values_and_their_numbers_become_bools(value: object, data: bytes)
     assert bytes(listed(value, "BOOL").data) == data
 
 
-def test_a_torch_tensor_whose_negation_is_put_off() -> None:
+def test_a_torch_tensor_with_a_lazy_negation_is_converted_to_the_negated_values() -> None:
     value = torch.tensor([1 + 2j]).conj().imag
     assert value.is_neg()
     assert from_tensor(to_tensor("x", value, no_spec)).tolist() == [-2.0]

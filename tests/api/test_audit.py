@@ -39,7 +39,7 @@ def test_a_deploy_of_many_blocks_does_not_hide_its_own_record(tmp_path: Path) ->
     assert records(tmp_path)[-1]["left_out"] == 500 - most
 
 
-def test_a_full_file_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "BYTES_MAX", 2000)
     kept = Audit(tmp_path, print)
     for number in range(200):
@@ -50,7 +50,7 @@ def test_a_full_file_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert records(tmp_path)[-1]["path"] == "/199"
 
 
-def test_a_path_is_cut(tmp_path: Path) -> None:
+def test_a_long_path_is_cut(tmp_path: Path) -> None:
     Audit(tmp_path, print).add(record("a", "/" + "x" * 8000), 0.0)
     assert len(records(tmp_path)[0]["path"]) == audit.PATH_MAX
     Audit(tmp_path, print).add(record("a", "/" + "\x01" * 8000), 0.0)
@@ -78,7 +78,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     assert (other.read_text(), len(said)) == ("", 1)
 
 
-def test_a_record_of_which_a_part_fits_on_the_disk_is_left_out_whole(tmp_path: Path) -> None:
+def test_a_record_of_which_only_a_part_fits_on_the_disk_is_left_out(tmp_path: Path) -> None:
     said: list[str] = []
     kept = Audit(tmp_path, said.append)
     kept.add(record("a", "/0"), 0.0)

@@ -59,7 +59,7 @@ def test_one_caller_holds_no_more_than_its_share() -> None:
     run(work())
 
 
-def test_a_part_is_left_for_callers_that_hold_little() -> None:
+def test_a_part_of_the_memory_is_reserved_for_callers_that_hold_little() -> None:
     async def work() -> None:
         budget = Budget(256 * UNIT, 0.5, 0.0)
         for caller in "ab":
@@ -108,7 +108,7 @@ def test_a_large_request_is_not_overtaken_forever_by_little_ones() -> None:
     run(work())
 
 
-def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
+def test_a_caller_that_holds_little_does_not_wait_behind_large_requests() -> None:
     async def work() -> None:
         budget = Budget(256 * UNIT, 0.5, 20.0)
         for caller in "ab":
@@ -128,7 +128,7 @@ def test_a_little_one_that_waits_is_not_behind_large_ones() -> None:
     run(work())
 
 
-def test_what_may_never_be_held_is_refused_at_once() -> None:
+def test_more_than_a_caller_may_ever_hold_is_refused_without_waiting() -> None:
     async def work() -> None:
         budget = budget_of(8 * UNIT, 0.5, 60.0)
         with pytest.raises(TooLargeError, match="requests-bytes-max"):
@@ -137,7 +137,7 @@ def test_what_may_never_be_held_is_refused_at_once() -> None:
     run(work())
 
 
-def test_the_small_go_through_while_the_large_wait_and_go_in_order() -> None:
+def test_large_requests_wait_and_are_served_in_order_while_small_ones_go_through() -> None:
     async def work() -> None:
         budget = budget_of(4 * UNIT, 1.0, 20.0)
         first, gone = Reservation(budget, "a"), []
@@ -179,7 +179,7 @@ def test_a_request_behind_one_whose_caller_holds_its_whole_share_is_served_first
     run(work())
 
 
-def test_who_gives_up_leaves_nothing_behind() -> None:
+def test_a_request_that_gives_up_holds_no_memory() -> None:
     async def work() -> None:
         budget = budget_of(UNIT, 1.0, 0.0)
         first = Reservation(budget, "a")

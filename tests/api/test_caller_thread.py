@@ -37,7 +37,7 @@ def test_callers_take_turns() -> None:
     asyncio.run(scene())
 
 
-def test_work_of_a_caller_that_left_does_not_run() -> None:
+def test_work_that_is_cancelled_before_its_turn_does_not_run() -> None:
     async def scene() -> None:
         recorder = Recorder()
         runs, *left, last = [recorder.start(caller) for caller in ["a1", "a1", "b1", "c1"]]

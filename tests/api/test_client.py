@@ -36,7 +36,7 @@ def answer_once(listener: socket.socket, answer: bytes) -> None:
         connection.sendall(answer)
 
 
-def test_arrays_tensors_and_lists_give_the_same(client: Client) -> None:
+def test_arrays_tensors_and_lists_give_the_same_answer(client: Client) -> None:
     for a in (torch.tensor([[1, 2, 3]], dtype=torch.int32), numpy.array([[1, 2, 3]], dtype="int32"), [[1, 2, 3]]):
         answer = client.infer("add", {"a": a, "b": [[10, 20, 30]]})
         assert list(answer) == ["sum", "difference"]
@@ -125,14 +125,14 @@ def test_certificates_are_checked(scheme: str) -> None:
         assert pool._ssl_context.verify_mode == ssl.CERT_REQUIRED
 
 
-def test_no_node_listens() -> None:
+def test_the_error_for_an_address_where_no_node_listens_says_how_to_start_one() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with Client(f"http://127.0.0.1:{port}") as client, pytest.raises(MachineError, match="overwinter serve"):
         client.functions()
 
 
-def test_a_node_that_says_nothing() -> None:
+def test_a_node_that_does_not_answer_in_time_is_a_deadline_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(url, timeout_s=0.05) as client, pytest.raises(DeadlineError, match="in time"):
@@ -183,14 +183,16 @@ def test_an_invalid_address_is_named(url: str) -> None:
         Client(url)
 
 
-def test_an_address_may_have_any_characters() -> None:
+def test_an_address_may_have_an_international_name_or_be_one_of_ipv6() -> None:
     for host in ("bücher.example", "xn--ls8h.la", "אב1.com", "::1", "localhost"):
         url = httpx.URL(scheme="http", host=host)
         with Client(str(url)) as client:
             assert client._http.base_url.raw_host == url.raw_host
 
 
-def test_a_rate_that_allows_the_request_only_after_the_wait_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_waits_at_most_once_for_the_rate_and_only_if_its_wait_suffices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr("overwinter.api.client.time.sleep", slept.append)
 

@@ -29,7 +29,7 @@ class Answering:
     abort = time_out
 
 
-def test_a_full_node_looks_once_for_a_connection_to_close() -> None:
+def test_a_full_node_looks_only_once_between_sweeps_for_a_connection_to_close() -> None:
     limits = msgspec.structs.replace(LIMITS, connections_max=8, caller_share=0.5)
     connections = Connections(limits)
     here = [Answering(client) for client in "aaaabbbb"]
@@ -44,7 +44,7 @@ def test_a_full_node_looks_once_for_a_connection_to_close() -> None:
     assert sum(each.asked for each in here) > before
 
 
-def test_a_client_that_leaves_keeps_its_place_until_its_request_ends() -> None:
+def test_the_connection_of_a_client_that_disconnects_counts_until_its_request_ends() -> None:
     limits = msgspec.structs.replace(LIMITS, connections_max=4, caller_share=1.0)
 
     async def answered(address: tuple[str, int]) -> bytes:
@@ -109,7 +109,7 @@ def test_a_new_connection_takes_the_place_of_one_of_the_client_with_the_most() -
         assert [each.open for each in here] == [False] * 3 + [True] * 3
 
 
-def test_a_client_takes_no_place_of_one_with_as_many() -> None:
+def test_a_client_does_not_displace_a_connection_of_a_client_with_as_many() -> None:
     connections, here = opened(6, "aabbcc")
     assert [connections.admit(Waiting(client)) for client in "abc"] == [False] * 3
     assert all(each.open for each in here)

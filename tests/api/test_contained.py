@@ -113,7 +113,7 @@ def test_the_result_is_that_of_an_export_in_this_process(saved: Path) -> None:
     assert all(map(torch.equal, weights, wanted.weights))
 
 
-def test_what_is_refused_names_the_file(tmp_path: Path) -> None:
+def test_the_error_for_a_refused_file_names_it(tmp_path: Path) -> None:
     (tmp_path / "x.pt2").write_bytes(b"not a program")
     with pytest.raises(ProgramError, match=r"x\.pt2"):
         open_contained(tmp_path / "x.pt2")

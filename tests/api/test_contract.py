@@ -17,7 +17,7 @@ def tensor(name: str, datatype: str, *shape: int) -> Tensor:
 
 
 @given(st.integers(0, 5), st.integers(0, 5))
-def test_inputs_that_fit(batch: int, n: int) -> None:
+def test_inputs_that_fit_are_accepted(batch: int, n: int) -> None:
     check_inputs([tensor("b", "INT64", batch, n), tensor("a", "FP32", batch, 3)], SPECS)
 
 
@@ -34,7 +34,7 @@ def test_inputs_that_fit(batch: int, n: int) -> None:
         ([tensor("a", "FP32", 2, 3), tensor("b", "INT64", 1, 3)], r"'b' has shape \[1, 3\].*'batch' is 2 in input 'a'"),
     ],
 )
-def test_inputs_that_do_not_fit(inputs: list[Tensor], words: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(inputs: list[Tensor], words: str) -> None:
     with pytest.raises(CallerError, match=words):
         check_inputs(inputs, SPECS)
 
@@ -66,7 +66,9 @@ def test_outputs_of_16_bit_floats_are_refused_as_json(datatype: str) -> None:
         ((), 4, ()),
     ],
 )
-def test_a_raw_body_says_one_size(shape: tuple[int | str, ...], nbytes: int, expected: tuple[int, ...]) -> None:
+def test_the_length_of_a_raw_body_determines_a_size_that_is_not_fixed(
+    shape: tuple[int | str, ...], nbytes: int, expected: tuple[int, ...]
+) -> None:
     made = raw_input(bytes(nbytes), [TensorSpec("x", "FP32", shape)])
     assert (made.name, made.datatype, made.shape, len(made.data)) == ("x", "FP32", expected, nbytes)
     check_size(made)
@@ -105,6 +107,6 @@ def test_a_raw_body_of_bytes_is_not_copied(nbytes: int) -> None:
         ((TensorSpec("x", "FP32", (4,)),), "needs 16 bytes, got 10"),
     ],
 )
-def test_a_raw_body_that_does_not_fit_the_inputs(specs: tuple[TensorSpec, ...], words: str) -> None:
+def test_a_raw_body_that_does_not_fit_the_inputs_is_refused(specs: tuple[TensorSpec, ...], words: str) -> None:
     with pytest.raises(CallerError, match=words):
         raw_input(bytes(10), specs)

@@ -65,7 +65,7 @@ def agreed(module):
 
 
 @pytest.mark.parametrize(("step_s", "count"), [(30.0, 60), (400.0, 5), (700.0, 3)])
-def test_an_upload_that_takes_longer_than_blobs_are_kept_loses_none(tmp_path, step_s, count):
+def test_a_long_upload_loses_no_blob_unless_a_single_one_takes_longer_than_blobs_are_kept(tmp_path, step_s, count):
     contents = {address_of(data): partial(bytes, data) for data in (bytes([number]) for number in range(count))}
     program, *blocks = (Blob(address, 1) for address in contents)
     manifest = Manifest(
@@ -148,6 +148,6 @@ def test_a_handler_that_python_cannot_parse_is_refused(listed):
         packed_with(f"INPUTS = {listed}")
 
 
-def test_what_is_no_module_is_refused_by_its_type():
+def test_an_object_that_is_no_module_is_refused_with_its_type():
     with pytest.raises(CallerError, match=r"torch\.nn\.Module, not int"):
         deploy(1, (torch.zeros(1),), name="f")

@@ -30,7 +30,7 @@ MANY = tuple(spec(f"{number:0100}", "FP32", "batch", 2) for number in range(TENS
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Yield a node with a short timeout of bodies and few uploads at once."""
+    """Yield a node with a short timeout of bodies and few concurrent uploads."""
     limits = msgspec.structs.replace(LIMITS, stall_s=0.2, uploads_max=4)
     with serving(tmp_path_factory.mktemp("repository"), limits=limits) as served:
         yield served
@@ -65,7 +65,7 @@ def test_free_disk_space_is_logged_and_not_shown_to_tenants(
     assert caplog.text.count(str(1 << 60)) == 1, "one line for all of a kind"
 
 
-def test_a_block_that_is_not_what_it_says(http: httpx.Client, served: Served) -> None:
+def test_a_block_whose_content_does_not_match_its_address_is_refused(http: httpx.Client, served: Served) -> None:
     before = files_of(served)
     answer = http.put(f"{BLOCKS}/{address_of(b'right')}", content=b"wrong")
     assert answer.status_code == 400
@@ -78,7 +78,7 @@ def test_an_invalid_address_is_refused(http: httpx.Client, address: str) -> None
     assert http.post(f"{BLOCKS}/missing", json={"addresses": [address]}).status_code == 400
 
 
-def test_a_block_past_the_bound(http: httpx.Client, served: Served) -> None:
+def test_a_block_past_the_bound_is_refused(http: httpx.Client, served: Served) -> None:
     before = files_of(served)
     block = bytes(BLOCK_BYTES_MAX + 1)
     for content in (block, iter([block[: 1 << 20], block[1 << 20 :]])):
@@ -211,7 +211,7 @@ def test_the_traffic_of_another_tenant_s_function_cannot_be_set(http: httpx.Clie
     assert http.put(f"{FUNCTIONS}/add/traffic", json=shares, headers=headers).status_code == 403
 
 
-def test_a_function_comes_and_goes(http: httpx.Client) -> None:
+def test_a_function_can_be_registered_described_listed_and_removed(http: httpx.Client) -> None:
     program = b"a program"
     http.put(f"{BLOCKS}/{address_of(program)}", content=program)
     manifest = manifest_of("passing", program, TAKES, GIVES)
@@ -235,7 +235,7 @@ def test_a_function_comes_and_goes(http: httpx.Client) -> None:
     assert http.delete(f"{FUNCTIONS}/passing").status_code == 404
 
 
-def test_a_function_whose_blocks_are_missing(http: httpx.Client) -> None:
+def test_a_function_whose_blocks_are_missing_is_refused(http: httpx.Client) -> None:
     answer = http.post(FUNCTIONS, content=msgspec.json.encode(manifest_of("early", b"not there", TAKES, GIVES)))
     assert answer.status_code == 409
     assert http.get(f"{FUNCTIONS}/early").status_code == 404

@@ -56,7 +56,9 @@ def tensors(draw: st.DrawFn) -> tuple[str, tuple[int, ...], list]:
 
 
 @given(tensors(), st.booleans())
-def test_json_there_and_back(tensor: tuple[str, tuple[int, ...], list], nested: bool) -> None:
+def test_elements_are_unchanged_by_reading_and_writing_json(
+    tensor: tuple[str, tuple[int, ...], list], nested: bool
+) -> None:
     datatype, shape, values = tensor
     raw = msgspec.Raw(msgspec.json.encode(nest(values, shape) if nested else values))
     data = parse_elements("x", datatype, shape, raw)
@@ -116,7 +118,9 @@ def test_any_bytes_give_bytes_or_a_caller_error(datatype: str, shape: tuple[int,
         ("FP32", (1,), "[" * 10_000, "nested 10000 deep"),
     ],
 )
-def test_what_is_wrong_is_named(datatype: str, shape: tuple[int, ...], text: str, words: str) -> None:
+def test_the_error_for_an_invalid_list_names_the_input_and_what_is_wrong(
+    datatype: str, shape: tuple[int, ...], text: str, words: str
+) -> None:
     with pytest.raises(CallerError, match=words) as caught:
         parse_elements("pixels", datatype, shape, msgspec.Raw(text.encode()))
     assert "'pixels'" in str(caught.value)
@@ -171,7 +175,7 @@ def test_long_json_of_another_shape_is_refused(text: bytes, shape: tuple[int, ..
         parse_elements("x", "FP32", shape, msgspec.Raw(text))
 
 
-def test_long_json_without_elements() -> None:
+def test_long_json_without_elements_is_read_as_no_bytes() -> None:
     text = b"[" + b"[]," * (LONG - 1) + b"[]]"
     assert parse_elements("x", "FP32", (LONG, 0), msgspec.Raw(text)) == b""
 

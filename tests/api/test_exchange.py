@@ -1,4 +1,4 @@
-"""A request reserves memory before its body is read, and waits for memory only while its client stays."""
+"""A request reserves memory before its body is read, and waits for memory only while its client is connected."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class FakeConnection:
     has_disconnected = False
     on_disconnect: Callable[[], object] | None = None
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self.has_disconnected = True
         if self.on_disconnect is not None:
             self.on_disconnect()
@@ -47,7 +47,7 @@ def request(budget: Budget, connection: FakeConnection, *chunks: bytes) -> Reque
     return Request(scope, receive, StepRunner())
 
 
-def test_a_body_is_held_before_it_is_read() -> None:
+def test_the_memory_of_a_body_is_reserved_before_it_is_read() -> None:
     async def scene() -> None:
         budget = Budget(MIB, 1.0, 0.01)
         with pytest.raises(TooLargeError):
@@ -59,7 +59,7 @@ def test_a_body_is_held_before_it_is_read() -> None:
     asyncio.run(scene())
 
 
-def test_a_client_that_left_waits_for_no_memory() -> None:
+def test_a_request_whose_client_disconnected_does_not_wait_for_memory() -> None:
     async def scene() -> None:
         budget = Budget(4 * MIB, 1.0, 20.0)
         first = Reservation(budget, "other")
@@ -71,8 +71,8 @@ def test_a_client_that_left_waits_for_no_memory() -> None:
         ]
         await asyncio.sleep(0)
         for connection in connections[:2]:
-            connection.leave()
-        # Those that left do not wait, although no memory was released.
+            connection.disconnect()
+        # The requests of those that disconnected do not wait, although no memory was released.
         done, _ = await asyncio.wait(bodies[:2], timeout=10)
         assert done == set(bodies[:2])
         for body in done:

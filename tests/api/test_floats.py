@@ -70,6 +70,6 @@ def test_a_manifest_of_thousands_of_blocks_and_weights_is_accepted() -> None:
 
 
 @pytest.mark.parametrize("mark", MARKS_MAX)
-def test_what_a_manifest_consists_of_is_counted(mark: bytes) -> None:
+def test_the_brackets_braces_colons_and_commas_of_a_manifest_are_counted(mark: bytes) -> None:
     with pytest.raises(TooLargeError, match=str(MARKS_MAX[mark])):
         read_manifest(None, mark * (MARKS_MAX[mark] + 1))

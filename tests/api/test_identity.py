@@ -7,7 +7,7 @@ from overwinter.core.errors import CallerError
 from tests.api.fake_node import Served
 
 
-def test_an_empty_token_is_none(served: Served) -> None:
+def test_an_empty_token_counts_as_no_token(served: Served) -> None:
     with Client(served.url, token="") as client:
         assert client.live()
 

@@ -14,7 +14,7 @@ NAME = "changing"
 
 @contextmanager
 def deployed_meanwhile(served: Served, body: bytes, fields: str) -> Iterator[socket.socket]:
-    """Send a request without a version, and replace the version that answers it when half of its body has arrived."""
+    """Send a request without a version, and replace the version that answers it when a part of its body has arrived."""
     node = served.node
     # The test before this one may have just received its answer.
     while served.budget.held:

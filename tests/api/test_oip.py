@@ -133,7 +133,7 @@ def test_a_binary_input_needs_the_length_of_the_head() -> None:
         decode_request(msgspec.json.encode({"inputs": [entry]}), None)
 
 
-def test_a_head_longer_than_the_body() -> None:
+def test_a_head_longer_than_the_body_is_refused() -> None:
     with pytest.raises(CallerError, match="has 2 bytes"):
         decode_request(b"{}", 3)
 
@@ -208,7 +208,7 @@ def test_an_answer_without_binary_is_json_alone() -> None:
     }
 
 
-def test_an_output_that_the_function_did_not_return() -> None:
+def test_an_output_that_the_function_did_not_return_is_an_error_of_the_worker() -> None:
     body, _ = body_of([FLOATS], [False], outputs=[{"name": "h"}])
     with pytest.raises(WorkerError, match="'h'"):
         encode_reply("f", 1, [FLOATS], decode_request(body, None))

@@ -28,7 +28,7 @@ def references(part: Any) -> Iterator[str]:
             yield from references(each)
 
 
-def test_the_document_is_whole(document: dict[str, Any]) -> None:
+def test_the_document_has_all_schemas_that_it_refers_to_and_describes_every_operation(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1.")
     found = set(references(document))
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
@@ -95,7 +95,9 @@ def test_the_pages_need_nothing_from_elsewhere(http: httpx.Client, path: str) ->
     assert not re.search(r"https?://|src=|@import", answer.text)
 
 
-def test_the_pages_lead_to_what_is_there(http: httpx.Client, served: Served, document: dict[str, Any]) -> None:
+def test_the_pages_link_only_to_paths_of_the_document(
+    http: httpx.Client, served: Served, document: dict[str, Any]
+) -> None:
     for path in ("/", "/docs"):
         links = set(re.findall(r'href="([^"#]+)"', http.get(path).text))
         assert links

@@ -104,7 +104,7 @@ def test_a_trailer_is_no_header(served: Served) -> None:
         assert client.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_head_that_waits_is_not_too_slow(strict: Served) -> None:
+def test_a_head_that_waits_behind_a_slow_request_is_not_too_slow(strict: Served) -> None:
     slow = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s"
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
     strict.node.slow_cancelled.clear()
@@ -181,7 +181,7 @@ def answer_to(client: socket.socket, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("small", [0.01], indirect=True)
 @pytest.mark.parametrize("sent", [b"", GET, GET + b"\r\n", POST + b"Content-Length: 100000\r\n\r\nabc"])
-def test_who_stands_still_makes_room(small: Served, sent: bytes) -> None:
+def test_idle_and_stalled_connections_make_room_for_new_ones(small: Served, sent: bytes) -> None:
     with ExitStack() as open_:
         still = [open_.enter_context(connect(small)) for _ in range(PLACES)]
         for client in still:
@@ -226,7 +226,7 @@ def slow_requests(served: Served, open_: ExitStack, count: int) -> list[socket.s
     return clients
 
 
-def test_a_newcomer_does_not_take_the_place_of_one_that_is_about_to_ask(small: Served) -> None:
+def test_a_new_connection_does_not_displace_one_that_is_about_to_send_a_request(small: Served) -> None:
     with ExitStack() as open_:
         slow_requests(small, open_, PLACES - 1)
         eager, late = (open_.enter_context(connect(small)) for _ in range(2))
@@ -234,7 +234,7 @@ def test_a_newcomer_does_not_take_the_place_of_one_that_is_about_to_ask(small: S
         assert answer_to(eager, GET + b"\r\n").startswith(b"HTTP/1.1 200")
 
 
-def test_a_newcomer_does_not_take_the_place_of_a_body_that_comes(small: Served) -> None:
+def test_a_new_connection_does_not_displace_one_whose_body_is_arriving(small: Served) -> None:
     body = b'{"addresses":[]}'
     head = b"POST /overwinter/v1/blocks/missing HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     with ExitStack() as open_:
@@ -246,7 +246,7 @@ def test_a_newcomer_does_not_take_the_place_of_a_body_that_comes(small: Served) 
         assert answer_to(sender, body[5:]).startswith(b"HTTP/1.1 200")
 
 
-def test_who_finds_no_room_reads_why_after_a_large_request(small: Served) -> None:
+def test_a_refused_connection_can_read_the_reason_after_it_sent_a_large_request(small: Served) -> None:
     with ExitStack() as open_:
         slow_requests(small, open_, PLACES)
         newcomer = open_.enter_context(connect(small))
@@ -266,7 +266,7 @@ def test_the_first_of_too_many_refused_connections_is_closed(small: Served) -> N
             send_until_it_is_closed(away[0])
 
 
-def test_answers_end_connections_where_there_is_little_room(small: Served) -> None:
+def test_near_the_limit_of_connections_an_answer_closes_its_connection(small: Served) -> None:
     with ExitStack() as open_:
         clients = [open_.enter_context(connect(small)) for _ in range(PLACES - 1)]
         assert all(b"connection: close" not in answer_to(client, GET + b"\r\n") for client in clients)
@@ -277,7 +277,7 @@ def test_answers_end_connections_where_there_is_little_room(small: Served) -> No
         assert b"connection: close" not in answer_to(clients[0], GET + b"\r\n")
 
 
-def test_a_last_answer_is_read_after_a_large_request(small: Served) -> None:
+def test_an_answer_that_closes_its_connection_can_be_read_after_a_large_request(small: Served) -> None:
     with ExitStack() as open_:
         for _ in range(PLACES - 1):
             open_.enter_context(connect(small))
@@ -287,7 +287,9 @@ def test_a_last_answer_is_read_after_a_large_request(small: Served) -> None:
         assert b"connection: close" in answer
 
 
-def test_what_comes_behind_a_last_answer_is_not_begun(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_behind_an_answer_that_closes_its_connection_is_not_started(
+    small: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[str] = []
     begin = BoundedProtocol._start_asgi_task
 
@@ -393,7 +395,7 @@ def test_an_idle_connection_is_closed(tmp_path: Path) -> None:
         (GET.replace(b"/v2/health/live", b"*") + b"\r\n", 404),
     ],
 )  # fmt: skip
-def test_oddities_of_http(served: Served, data: bytes, status: int) -> None:
+def test_unusual_requests_get_the_right_status(served: Served, data: bytes, status: int) -> None:
     assert send(served, data)[1] == status
 
 

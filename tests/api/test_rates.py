@@ -24,14 +24,14 @@ def test_a_request_after_its_retry_after_is_admitted() -> None:
     assert rate.take(5.1 + wait + 1e-9) == 0.0
 
 
-def test_less_than_one_a_second_still_lets_one_through() -> None:
+def test_a_rate_below_one_per_second_still_allows_one_request() -> None:
     rate = Rate(0.5)
     assert rate.take(1.0) == 0.0
     assert rate.take(1.0) == pytest.approx(2.0)
     assert rate.take(3.0) == 0.0
 
 
-def test_a_clock_that_does_not_advance_gives_nothing() -> None:
+def test_a_clock_that_does_not_advance_allows_no_further_requests() -> None:
     rate = Rate(1)
     assert passed(rate, 7.0, 100) == 1
     assert passed(rate, 6.0, 100) == 0

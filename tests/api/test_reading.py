@@ -42,7 +42,7 @@ def read(chunks: Iterable[bytes], reservation: Reservation, bounds: BodyLimits) 
     return asyncio.run(work())
 
 
-def test_a_body_of_unknown_length_that_arrives_at_once_is_held() -> None:
+def test_memory_is_reserved_for_a_body_of_unknown_length_that_arrives_in_one_piece() -> None:
     reservation = held(4 * MIB)
     assert len(read([bytes(60_000)], reservation, BodyLimits(8 * MIB, cost=8))) == 60_000
     assert reservation.nbytes == 8 * 60_000
@@ -51,7 +51,7 @@ def test_a_body_of_unknown_length_that_arrives_at_once_is_held() -> None:
         read([bytes(250_000)], Reservation(reservation._budget, "third"), BodyLimits(8 * MIB, cost=8))
 
 
-def test_a_body_of_unknown_length_is_held_as_it_grows() -> None:
+def test_memory_is_reserved_for_a_body_of_unknown_length_as_it_grows() -> None:
     reservation = held(4 * MIB)
     assert len(read([bytes(MIB)] * 3, reservation, BodyLimits(8 * MIB))) == 3 * MIB
     assert 3 * MIB <= reservation.nbytes <= 4 * MIB
@@ -70,7 +70,7 @@ def test_a_body_of_empty_deflate_blocks_is_refused_before_its_end() -> None:
         deque(islice(steps, 2 * WASTE_FREE_BYTES // COMPRESSED_STEP_BYTES), 0)
 
 
-def test_a_body_that_is_flushed_often_is_taken() -> None:
+def test_a_compressed_body_that_was_flushed_often_is_accepted() -> None:
     lines = [b"%d\n" % number for number in range(1 << 20, (1 << 20) + 40_000)]
     stream = zlib.compressobj(0)
     body = b"".join(stream.compress(line) + stream.flush(zlib.Z_SYNC_FLUSH) for line in lines) + stream.flush()
@@ -79,7 +79,7 @@ def test_a_body_that_is_flushed_often_is_taken() -> None:
 
 
 @pytest.mark.parametrize("press", [gzip.compress, zlib.compress])
-def test_a_long_body_is_decompressed_in_steps_and_held(press: object) -> None:
+def test_a_long_body_is_decompressed_in_steps_and_its_memory_is_reserved(press: object) -> None:
     plain = bytes(range(256)) * (3 * MIB // 256)
     coding = b"gzip" if press is gzip.compress else b"deflate"
     reservation = held()
@@ -111,7 +111,7 @@ def _beside(other: int) -> Reservation:
 @pytest.mark.parametrize(
     "change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: b[:100] + b"x" + b[101:], lambda b: b""]
 )
-def test_a_compressed_body_that_is_not_whole(change: object) -> None:
+def test_a_damaged_compressed_body_is_refused(change: object) -> None:
     pressed = gzip.compress(b"".join(b"%d" % n for n in range(100_000)))
     with pytest.raises(CallerError, match="gzip"):
         finish(inflate(change(pressed), b"gzip", held(), BodyLimits(64 * MIB)))

@@ -17,7 +17,7 @@ from overwinter.node.fair_queue import STARTED_MAX
 from tests.api.fake_node import LIMITS, Held
 
 READ_BYTES = 256 << 10
-"""The most bytes that are read from a connection at once."""
+"""The most bytes that one read takes from a connection."""
 
 GET = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v2/models/echo-fp32/infer HTTP/1.1\r\nHost: x\r\n"
@@ -123,7 +123,7 @@ def test_a_request_does_not_wait_for_all_that_another_client_has_sent() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener, ExitStack() as clients:
         uvloop.run(asyncio.wait_for(work(listener, clients), 20))
     assert seen.index("127.0.0.2") <= 2 * STARTED_MAX
-    # It is the last of its client's heads to be parsed, and starts at once then.
+    # `health` is the last of its client's heads to be parsed, and starts immediately then.
     assert seen.index("health") <= (2 + 10 * STARTED_MAX // PARSED_MAX) * STARTED_MAX
 
 

@@ -21,7 +21,7 @@ HOSTS = ["localhost:8000", "127.0.0.1:8000", "[::1]:8000", "10.1.2.3", "node:800
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_local_node_is_called_by_names_that_no_site_has(host: str | None) -> None:
+def test_a_local_node_may_be_addressed_by_names_that_no_site_has(host: str | None) -> None:
     assert is_allowed(Sites("127.0.0.1"), host, None)
 
 
@@ -60,7 +60,7 @@ def test_a_page_of_another_site_is_refused(listens_on: str) -> None:
         assert is_allowed(sites, "10.1.2.3:8000", "http://10.1.2.3:8000")
 
 
-def test_a_local_node_is_called_by_its_machine_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_node_may_be_addressed_by_its_machine_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "Box.lan")
     sites = Sites("127.0.0.1")
     assert is_allowed(sites, "box.LAN.:8000", None)

@@ -50,5 +50,5 @@ def test_callers_take_turns_whatever_the_number_of_their_requests() -> None:
 
     asyncio.run(work())
     first, last = seen.index("one"), len(seen) - 1 - seen[::-1].index("one")
-    # Its first step runs at once. Each of the 8 others waits for a step of the other caller, or two.
+    # The first step of `one` runs immediately. Each of the 8 others waits for a step of the other caller, or two.
     assert seen[first:last].count("many") <= 16

@@ -78,7 +78,7 @@ class Long:
         return answer
 
 
-def test_long_answers_count_for_the_memory_of_requests(tmp_path: Path) -> None:
+def test_long_answers_count_toward_the_memory_of_requests(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, caller_share=0.1)
     paths = [
         "/metrics",
@@ -105,7 +105,7 @@ def test_what_a_function_printed_is_for_its_tenant_only(http: httpx.Client) -> N
     assert http.get("/overwinter/v1/functions/none/logs").status_code == 404
 
 
-def test_long_usage_counts_for_the_memory_of_requests(tmp_path: Path) -> None:
+def test_long_usage_counts_toward_the_memory_of_requests(tmp_path: Path) -> None:
     limits = msgspec.structs.replace(LIMITS, requests_bytes_max=1 << 20, caller_share=0.1)
     with serving(tmp_path, limits=limits) as served, httpx.Client(base_url=served.url) as http:
         served.node.telemetry = Telemetry()

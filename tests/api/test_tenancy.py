@@ -42,7 +42,7 @@ def put(node: FakeNode, tenant: str) -> None:
         ("acmexxf", "acmexxf"),
     ],
 )
-def test_a_tenant_reads_its_own_names(text: str, result: str) -> None:
+def test_names_in_texts_for_a_tenant_lose_the_tenant_s_prefix(text: str, result: str) -> None:
     names = TenantNames("acme")
     assert names.translated(text) == result
     assert names.translated_bytes(text.encode()) == result.encode()

@@ -213,7 +213,7 @@ def test_a_tenant_sees_only_its_own_functions_on_a_device_that_all_tenants_share
     assert of_tenant(every, "nobody") == []
 
 
-def test_a_tenant_sees_the_devices_that_serve_it_alone() -> None:
+def test_a_tenant_sees_the_devices_that_serve_no_other_tenant() -> None:
     every = pool("tenant")
     [own] = of_tenant(every, "me")
     assert (own.tenant, own.state, len(own.functions)) == ("me", "idle", 2)

@@ -36,7 +36,7 @@ def test_no_answer_tells_a_tenant_what_another_has_sent(http: httpx.Client) -> N
     assert http.post(f"{BLOCKS}/missing", json={"addresses": [address_of(theirs)]}).json() == {"missing": []}
 
 
-def test_only_its_tenant_changes_a_function(http: httpx.Client) -> None:
+def test_only_the_tenant_of_a_function_may_change_it(http: httpx.Client) -> None:
     program = b"one program"
     for headers in ({}, STRANGER):
         http.put(f"{BLOCKS}/{address_of(program)}", content=program, headers=headers)

@@ -55,7 +55,7 @@ def test_inputs_in_json_and_binary(client: triton.InferenceServerClient, first: 
     assert (result.get_response()["id"], result.get_response()["model_version"]) == ("r1", "2")
 
 
-def test_numbers_that_json_has_no_word_for_travel_as_binary_or_are_refused(
+def test_numbers_that_json_cannot_represent_are_sent_as_binary_or_refused(
     client: triton.InferenceServerClient,
 ) -> None:
     odd = numpy.array([[numpy.nan, numpy.inf, -numpy.inf, 1.0]], dtype=numpy.float32)
@@ -107,7 +107,7 @@ def test_datatypes(client: triton.InferenceServerClient, dtype: str, binary: boo
     assert (result.as_numpy("y") == given).all()
 
 
-def test_halves_travel_as_binary_only(client: triton.InferenceServerClient) -> None:
+def test_floats_of_16_bits_are_sent_as_binary_only(client: triton.InferenceServerClient) -> None:
     given = numpy.array([[0.5, -2.0]], dtype=numpy.float16)
     result = client.infer("echo-fp16", [infer_input("x", "FP16", given, True)])
     assert (result.as_numpy("y") == given).all()
@@ -132,7 +132,7 @@ def test_timeout_and_priority(client: triton.InferenceServerClient, served: Serv
     assert served.node.calls[-1] == ("add", None, 2.0, 1)
 
 
-def test_several_at_once(client: triton.InferenceServerClient) -> None:
+def test_concurrent_requests_are_all_answered(client: triton.InferenceServerClient) -> None:
     waiting = [client.async_infer("add", add_inputs(True, True)) for _ in range(8)]
     assert all((each.get_result().as_numpy("sum") == A + B).all() for each in waiting)
 

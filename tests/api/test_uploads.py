@@ -30,14 +30,14 @@ class Slow:
         return self._repository.upload(tenant, address)
 
 
-async def _at_once(nbytes: int) -> None:
+async def _immediately(nbytes: int) -> None:
     pass
 
 
 def test_an_upload_that_is_cancelled_while_it_is_opened_leaves_no_draft(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     blocks = Slow(repository)
-    request = SimpleNamespace(fields={}, reservation=SimpleNamespace(caller="caller"), reserve=_at_once)
+    request = SimpleNamespace(fields={}, reservation=SimpleNamespace(caller="caller"), reserve=_immediately)
 
     async def scene(disk: ThreadPoolExecutor) -> None:
         uploads = Uploads(disk, RequestLimits())

@@ -119,7 +119,7 @@ def test_the_limit_counts_what_strings_take_in_json() -> None:
         list_elements(tensor, ESCAPED * LONG)
 
 
-def test_an_answer_of_one_step_is_written_at_once() -> None:
+def test_short_answers_are_written_in_one_step() -> None:
     half = Tensor("y", "FP32", (STEP_ELEMENTS // 2,), bytes(2 * STEP_ELEMENTS))
     for outputs in ([half, half], [strings(*[b"word"] * 100)], [strings()], []):
         assert len(Answer(*outputs).reserved) == 1
