@@ -27,7 +27,7 @@ def no_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DATATYPES)
-def test_torch_tensors_are_unchanged_by_conversion_and_conversion_back(dtype: str) -> None:
+def test_torch_tensors_keep_their_values_when_converted_and_converted_back(dtype: str) -> None:
     given = torch.tensor([[0, 1, 100], [7, 8, 9]]).to(getattr(torch, dtype))
     tensor = to_tensor("x", given.T, no_spec)
     assert (tensor.name, tensor.datatype, tensor.shape) == ("x", DATATYPES[dtype], (3, 2))
@@ -38,7 +38,7 @@ def test_torch_tensors_are_unchanged_by_conversion_and_conversion_back(dtype: st
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("dtype", [name for name in DATATYPES if name != "bfloat16"])
-def test_numpy_arrays_are_unchanged_by_conversion_and_conversion_back(dtype: str, order: str) -> None:
+def test_numpy_arrays_keep_their_values_when_converted_and_converted_back(dtype: str, order: str) -> None:
     given = numpy.array([[0, 1, 100], [7, 8, 9]], dtype=numpy.dtype(dtype).newbyteorder(order))
     back = from_tensor(to_tensor("x", given[:, ::2], no_spec))
     assert back.dtype == numpy.dtype(dtype)
@@ -64,7 +64,7 @@ def test_numpy_strings_become_bytes() -> None:
     ],
 )
 @pytest.mark.usefixtures("no_numpy")
-def test_lists_are_unchanged_by_conversion_and_conversion_back(value: object, shape: tuple[int, ...]) -> None:
+def test_lists_keep_their_values_when_converted_and_converted_back(value: object, shape: tuple[int, ...]) -> None:
     for datatype in ("INT64", "FP32", "FP16", "UINT8"):
         tensor = listed(value, datatype)
         check_size(tensor)

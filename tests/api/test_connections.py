@@ -102,7 +102,7 @@ def opened(most: int, here: str, what: str = "idle") -> tuple[Connections, list[
     return connections, made
 
 
-def test_a_new_connection_takes_the_place_of_one_of_the_client_with_the_most() -> None:
+def test_a_new_connection_displaces_one_of_the_client_with_the_most_connections() -> None:
     for what in ("idle", "body"):
         connections, here = opened(6, "aaaabc", what)
         assert [connections.admit(Waiting(client)) for client in "bcd"] == [True] * 3

@@ -117,7 +117,7 @@ def test_a_peer_gives_what_it_has_and_the_host_the_rest():
     assert pool.ended == ended(0.015 + FIRST_S, 60, 2)
 
 
-def test_a_peer_has_nothing_that_is_still_on_the_way_to_it():
+def test_blocks_that_are_still_on_the_way_to_a_peer_are_not_copied_from_it():
     pool = Pool()
     pool.run("g@1", 60, "a", 1, until="later")
     pool.run("g@1", 60, "b", 2, peer="a")
@@ -150,7 +150,7 @@ def test_a_wrong_number_of_missing_bytes_is_an_error(mib):
         Pool().run("f-0000@1", mib)
 
 
-def test_a_device_runs_one_function_at_a_time_and_only_those_of_its_executor_s_tenant():
+def test_a_device_runs_one_function_at_a_time_and_only_functions_of_its_executor_s_tenant():
     pool = Pool()
     pool.run("f-0000@1", 31, until="later")
     with pytest.raises(RuntimeError, match="not free"):

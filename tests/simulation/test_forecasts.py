@@ -24,7 +24,7 @@ def test_each_rate_is_that_of_the_period_that_follows(times, period_s):
         assert rate == sum(at <= time < at + period_s for time in times) / period_s
 
 
-def test_nothing_is_read_before_it_is_needed():
+def test_no_arrival_is_read_before_it_is_needed():
     read = []
 
     def times():

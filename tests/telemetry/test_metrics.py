@@ -87,7 +87,7 @@ def samples_of(text: bytes) -> dict:
     }
 
 
-def test_counts_are_what_happened(seen):
+def test_metrics_count_what_happened(seen):
     assert seen["requests_total", "error=", "function=f", "outcome=answered"] == 1
     assert seen["requests_total", "error=HandlerError", "function=f", "outcome=refused"] == 1
     assert seen["requests_total", "error=NotFoundError", "function=", "outcome=refused"] == 1

@@ -96,7 +96,7 @@ def test_a_batch_larger_than_all_that_were_measured_takes_no_less_memory_than_th
     assert report.memory.workers_peak == 120
 
 
-def test_functions_that_a_worker_has_share_its_time_and_pay_for_what_they_ran():
+def test_functions_bound_in_one_worker_share_its_time_and_pay_for_what_they_ran():
     report = read(
         (0.0, Deployed(spec("f", family="one"), resident=True), StartWorker(1, "f@1", False, 2)),
         (0.0, Deployed(spec("g", family="one"), resident=True)),
