@@ -377,7 +377,7 @@ def test_a_token_file_whose_state_cannot_be_read_admits_no_request_and_only_the_
     assert http.get("/v2", headers=headers).status_code == 200
 
 
-def test_a_node_does_not_start_with_tokens_that_cannot_be_read_and_says_why(tmp_path, tokens):
+def test_the_start_of_a_node_fails_with_the_reason_why_its_tokens_cannot_be_read(tmp_path, tokens):
     (tmp_path / FILE).mkdir()
     with pytest.raises(StoreError, match="Is a directory"):
         Access(None, tokens)

@@ -190,7 +190,7 @@ def test_an_address_may_have_an_international_name_or_be_one_of_ipv6() -> None:
             assert client._http.base_url.raw_host == url.raw_host
 
 
-def test_the_client_waits_at_most_once_for_the_rate_and_only_if_its_wait_suffices(
+def test_the_client_waits_at_most_once_for_the_rate_and_only_if_wait_s_suffices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slept: list[float] = []
