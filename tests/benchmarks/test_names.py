@@ -32,15 +32,17 @@ def names_of(module: str) -> frozenset[str] | None:
 
 
 def _defined(body: list[ast.stmt]) -> Iterator[str]:
-    for statement in body:
-        for node in ast.walk(statement):
-            match node:
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    yield name
-                case ast.Name(id=name, ctx=ast.Store()):
-                    yield name
-                case ast.alias(name=name, asname=asname):
-                    yield asname or name
+    unread: list[ast.AST] = [*body]
+    while unread:
+        match unread.pop():
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.alias(name=name, asname=asname):
+                yield asname or name
+            case node:
+                unread += ast.iter_child_nodes(node)
 
 
 def test_every_imported_name_exists() -> None:
@@ -52,9 +54,15 @@ def test_every_imported_name_exists() -> None:
                     there = names_of(module)
                     absent = [each.name for each in names if there is None or each.name not in there]
                     missing += [f"{path.relative_to(ROOT)}: {module}.{name}" for name in absent]
+                case ast.Import(names=names):
+                    absent = [each.name for each in names if each.name.split(".")[0] in ROOTS]
+                    missing += [f"{path.relative_to(ROOT)}: {name}" for name in absent if names_of(name) is None]
     assert not missing
 
 
-@pytest.mark.parametrize(("module", "name"), [("overwinter.core.function", "NOT_THERE"), ("benchmarks", "not_there")])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("overwinter.core.function", "NOT_THERE"), ("benchmarks", "not_there"), ("benchmarks.nodes", "said")],
+)
 def test_names_that_do_not_exist_are_detected(module: str, name: str) -> None:
     assert name not in (names_of(module) or ())

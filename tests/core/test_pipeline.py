@@ -153,15 +153,23 @@ def test_functions_inputs_and_outputs_that_do_not_exist_are_named(before: str, a
     assert words in str(result.value)
 
 
-@pytest.mark.parametrize("names", [SOURCES_MAX // 64 + 1, SOURCES_MAX + 1])
+@pytest.mark.parametrize("names", [SOURCES_MAX // 64, SOURCES_MAX + 1])
 def test_the_sources_of_all_stages_are_counted_together(names):
+    with pytest.raises(CallerError, match=r"are allowed|length <="):
+        decode_pipeline(with_sources(names))
+
+
+def test_as_many_sources_as_are_allowed_are_accepted() -> None:
+    assert len(decode_pipeline(with_sources(SOURCES_MAX // 64 - 1)).stages) == 64
+
+
+def with_sources(names: int) -> bytes:
+    """Return a pipeline of 64 stages, each with this many inputs. Its 64 outputs have sources too."""
     inputs = [f"x{number}" for number in range(names)]
     stage = {"function": "f", "inputs": {name: f"input:{name}" for name in inputs}}
     stages = {f"s{number}": stage for number in range(64)}
-    with pytest.raises(CallerError, match=r"are allowed|length <="):
-        decode_pipeline(
-            msgspec.json.encode({"name": "p", "inputs": inputs, "stages": stages, "outputs": {"y": "s0:y"}})
-        )
+    outputs = {f"y{number}": f"s{number}:y" for number in range(64)}
+    return msgspec.json.encode({"name": "p", "inputs": inputs, "stages": stages, "outputs": outputs})
 
 
 def test_the_outputs_of_all_functions_are_counted_together() -> None:

@@ -1,7 +1,5 @@
 """Bytes and shapes that do not match are the caller's error; valid tensors are unchanged by encoding and decoding."""
 
-from contextlib import suppress
-
 import msgspec
 import pytest
 import torch
@@ -132,6 +130,9 @@ def test_an_empty_shape_that_no_tensor_can_have_is_refused(shape):
 def test_every_accepted_shape_without_elements_can_be_made(sizes, at):
     shape = (*sizes[:at], 0, *sizes[at:])
     spec = TensorSpec("x", "FP64", tuple(f"size{number}" for number in range(len(shape))))
-    with suppress(CallerError):
+    try:
         check_inputs([Tensor("x", "FP64", shape, b"")], [spec])
+    except CallerError:
+        assert max(shape) > 3
+    else:
         assert torch.empty(shape, dtype=torch.float64).numel() == 0

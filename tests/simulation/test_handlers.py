@@ -126,9 +126,10 @@ def test_the_requests_of_a_run_whose_call_failed_get_the_reason_for_the_failure(
     reasons = {each.message for each in failures if each.error == "WorkerError"}
     assert any("killed by a fault" in each or "died" in each for each in reasons)
     assert not any(":program" in each for each in reasons)
-    for each in failures:
-        if each.request in refused:
-            assert refused[each.request].error in (each.error, "DeadlineError")
+    answers = [(refused[each.request].error, each.error) for each in failures if each.request in refused]
+    assert answers
+    assert all(given in (failed, "DeadlineError") for given, failed in answers)
+    assert any(given == failed for given, failed in answers)
 
 
 @pytest.mark.parametrize("faults", [None, FAULTS | {"worker_life_s": 5.0}], ids=["sound", "faults"])
