@@ -105,7 +105,7 @@ class Member(Function):
 
 
 def is_free(fd: int) -> bool:
-    """Whether nobody else has the file open or mapped: only then the kernel gives a lease for writing."""
+    """Whether nobody else has the file open or mapped: only then does the kernel grant a write lease."""
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except BlockingIOError:

@@ -19,7 +19,9 @@ from overwinter.worker.messages import Bind, Load
 
 
 class Registry:
-    """All versions of all functions by id, including those on trial, and the other parts that they have on the pool."""
+    """All versions of all functions by id, including those on trial, and the parts of them that run on the pool as
+    functions of their own: programs and slices.
+    """
 
     def __init__(self, hosts: HostStores, published: Published, post: Callable[[Event], None], log: Log) -> None:
         self._hosts = hosts

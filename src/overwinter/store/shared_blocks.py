@@ -1,8 +1,8 @@
 """Computes what each holder of shared blocks owes over time, when the holders of a block pay equal parts.
 
 For each block the byte-seconds per holder since it was added are stored. A holder owes, for each of its blocks, the
-increase since it joined. So joining and leaving cost time for the holder's own blocks only, however many share them,
-and the sum of what all holders owe equals the total byte-seconds.
+increase since it joined. So the running time of joining and leaving depends only on the number of the holder's own
+blocks, however many holders share them, and the sum of what all holders owe equals the total byte-seconds.
 """
 
 from collections import Counter

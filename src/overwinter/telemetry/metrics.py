@@ -288,7 +288,7 @@ def _profiles(tallies: Sequence[FunctionStatistics], now: Seconds) -> Iterator[M
     ages = (((each.name,), now - each.profiled) for each in tallies if each.profiled is not None)
     yield gauge(
         "profile_age_seconds",
-        "Time since a function was measured, or its profile was corrected or read.",
+        "Time since a function's profile was measured, corrected, or loaded at its deploy or at the node's start.",
         ["function"],
         ages,
     )

@@ -61,7 +61,7 @@ class FunctionStatistics(Tally):
         self.background_core_s = 0.0
         """The CPU seconds that its workers used in excess of the cores of their runs."""
         self.profiled: Seconds | None = None
-        """When it was last measured, or its profile was read or corrected."""
+        """When its profile was last measured, corrected, or loaded at its deploy or at the node's start."""
         self.runs = self.run_requests = 0
         """The ended runs, and its own requests in them."""
         self.run_s = 0.0

@@ -67,7 +67,9 @@ class Unmap(Message, frozen=True):
 
 
 class WarmUp(Message, frozen=True):
-    """Run a function once on zeros, and compile the form of its program without waits; any message interrupts."""
+    """Warm up a function: on a virtual device, run its program once on zeros, and compile its form that does not wait
+    for blocks; on a GPU, register its blocks. Any message that arrives meanwhile interrupts the warm-up.
+    """
 
     function: str
 
