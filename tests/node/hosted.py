@@ -15,7 +15,7 @@ from .log_lines import LogLines
 
 
 class HostedNode:
-    """A node for several tests, each with its own functions. `run` drives its loop until a scene with it has ended."""
+    """A node for several tests, each with its own functions. `run` drives its loop until a coroutine of a test ends."""
 
     def __init__(self, directory: Path) -> None:
         self._config = NodeConfig(

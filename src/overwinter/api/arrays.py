@@ -76,7 +76,7 @@ def _from_lists(name: str, value: Any, datatype: str) -> Tensor:
     while items and isinstance(items[0], list | tuple):
         sizes = {len(item) if isinstance(item, list | tuple) else -1 for item in items}
         if len(sizes) > 1:
-            raise CallerError(f"input {name!r} has lists of different lengths at depth {len(shape)}")
+            raise CallerError(f"input {name!r} has lists of different lengths at depth {len(shape)}, or not only lists")
         shape.append(sizes.pop())
         items = list(chain.from_iterable(items))
     if datatype == BYTES:

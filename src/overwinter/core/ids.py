@@ -43,7 +43,7 @@ def function_id(name: FunctionName, version: int) -> FunctionId:
 
 PART_SEPARATOR = ":"
 """Separates the name of a function from that of a part of it, which the scheduler treats as a function of its own: the
-program of a function in workers (with a handler, or with `device = "any"`), which runs on the pool; or a slice of a
+program that runs on the pool for a function in workers (with a handler, or with `device = "any"`); or a slice of a
 program, except the first slice. Nobody can deploy or call a function of such a name.
 """
 _PARTS = re.compile(rf"{PART_SEPARATOR}(program|\d+)@")

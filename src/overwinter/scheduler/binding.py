@@ -1,13 +1,13 @@
 """Binds functions in workers of their family, and unbinds them.
 
 A bind takes a slot of the worker and a core, as a run does. The memory that it is expected to add to the worker counts
-from its start until it has ended and the worker is measured. The estimate is the smoothed memory that each bound
-function adds to the family's workers beyond their needs. The part of its claim that the worker does not use yet is
-subtracted. If that memory is not free, the bind does not wait: a function that is idle in the worker is unbound for it,
-and its memory counts for the new one; and another worker that is idle is stopped, so that there is memory for the next
-bind. If no function in the worker is idle, the function waits until a run in the worker ends. It also joins the
-queue for capacity, where private memory is released for it as it is for the start of a worker. A bind that would not
-fit even if all workers but the busy ones of its family ended waits only for the run.
+from its start until it has ended and the worker is measured. The estimate is the smoothed memory that the family's
+workers take beyond the need of one function, divided by the number of bound functions. The part of the worker's claim
+that the worker does not use yet is subtracted. If that memory is not free, the bind does not wait: a function that is
+idle in the worker is unbound for it, and its memory counts for the new one; and another worker that is idle is stopped,
+so that there is memory for the next bind. If no function in the worker is idle, the function waits until a run in the
+worker ends. It also joins the queue for capacity, where private memory is released for it as it is for the start of a
+worker. A bind that would not fit even if all workers but the busy ones of its family ended waits only for the run.
 
 An unbind takes no time, because the worker receives the message before any later one.
 """

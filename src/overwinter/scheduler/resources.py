@@ -66,8 +66,8 @@ class Resources:
 
     def of_cores(self, cores: int, holds: bool) -> Claim:
         """The claim of a run, a bind or a start until it ends. `holds`: whether it holds its cores. Not if the kernel
-        shares the cores among all (`Cycle.orders_cores`); not if it runs user code or is overdue, because it may wait
-        for something other than a core; and not if it is for a trial or a load.
+        shares the cores among all (`Cycle.orders_cores` is false); not if it runs user code or is overdue, because it
+        may wait for something other than a core; and not if it is for a trial or a load.
         """
         return {self.cores: cores, self.load: cores} if holds else {self.load: cores}
 

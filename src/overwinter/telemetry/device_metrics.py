@@ -54,7 +54,7 @@ def _executors(devices: Sequence[DeviceSnapshot], statistics: Statistics) -> Ite
     help_text = "Functions and slices whose blocks were transferred to a device before a request needed them there."
     yield counter("device_prefetches", help_text, DEVICE, prefetches)
     unplaced = (((each.name,), each.unplaced) for each in seen)
-    help_text = "Attempts of runs whose blocks did not fit, because the free memory of the device was not contiguous."
+    help_text = "Attempted runs whose blocks did not fit, because the free memory of the device was not contiguous."
     yield counter("device_placement_failures", help_text, DEVICE, unplaced)
 
 
