@@ -122,6 +122,15 @@ def test_the_least_loaded_workers_are_stopped_first(name):
 
 
 @each_scaler
+def test_without_requests_all_workers_but_one_are_stopped_even_if_none_meets_the_slo(name):
+    slow, fast = point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.3)
+    workers = tuple(worker(number, slow) for number in range(3))
+    said = SCALERS[name](scaling_input(0, [slow, fast], workers=workers))
+    assert said.start == ()
+    assert len(said.stop) == 2
+
+
+@each_scaler
 def test_if_no_configuration_is_in_time_the_fastest_serves_and_that_is_reported(name):
     points = [point(cores=1, latency_s=0.9), point(cores=2, latency_s=0.5), point(cores=2, batch=2, latency_s=0.8)]
     said = SCALERS[name](scaling_input(1, points))

@@ -128,7 +128,8 @@ def _superfluous(
     left = dict(capacities)
     for worker in order:
         after = math.fsum(left.values()) - capacities[worker.worker]
-        useless = capacities[worker.worker] == 0 and after > 0
+        # If none serves anything, no request is expected, and one stays as well.
+        useless = capacities[worker.worker] == 0 and len(left) > 1
         if useless or rate < beta * after:
             stop.append(worker.worker)
             del left[worker.worker]
