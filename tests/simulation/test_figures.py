@@ -59,3 +59,11 @@ def test_legends_cover_no_data(report):
         box = legend.get_window_extent()
         assert legend.get_texts()
         assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_a_name_with_dollar_signs_is_drawn_as_it_is(tmp_path):
+    report = World(scene(function("$_$"), function("a$b"), duration_s=10)).run()
+    figure = figures.figures_of(report, 0.98)["attainment"]
+    figure.savefig(tmp_path / "attainment.png")
+    [axes] = figure.axes
+    assert {label.get_text().replace("\\$", "$") for label in axes.get_xticklabels()} == {"$_$", "a$b"}

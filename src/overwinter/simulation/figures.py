@@ -88,7 +88,9 @@ def _attainment(report: Report, figure: Figure, target: float) -> None:
     lowest = min([target, *(share for share, _ in worst)])
     # A bar that ends where the axis begins would be invisible.
     least = max(0.0, (floor(lowest / STEP) - 1) * STEP)
-    axes.bar([name for _, name in worst], [share - least for share, _ in worst], bottom=least, label="attainment")
+    # Between two dollar signs, matplotlib would expect a formula.
+    names = [name.replace("$", r"\$") for _, name in worst]
+    axes.bar(names, [share - least for share, _ in worst], bottom=least, label="attainment")
     axes.axhline(target, color="tab:red", linewidth=1, linestyle="--", label=f"target, {target:.4g}")
     axes.tick_params(axis="x", labelrotation=90)
     named = "" if len(worst) == len(with_slo) else f", the worst {len(worst)} of {len(with_slo)}"
