@@ -11,18 +11,22 @@ from overwinter.simulation.laws import LatencyLaw, Row
 from overwinter.simulation.workloads import Workload
 
 MIB = 1 << 20
+NUMBER_MAX = 1e12
+"""The largest number of most fields: in bytes, too, it is finite, and can be counted."""
 
 
 class ScenarioPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The base of most parts of a scenario."""
 
     def check_above(self, *names: str, least: float | None = None) -> None:
-        """Raise ValueError unless these numbers are finite and above 0 (at least `least`, if given), or None."""
+        """Raise ValueError unless these numbers are above 0 (at least `least`, if given) and at most NUMBER_MAX, or
+        None.
+        """
         for name in names:
             value = getattr(self, name)
-            if value is not None and not ((value > 0 if least is None else value >= least) and value < inf):
+            if value is not None and not ((value > 0 if least is None else value >= least) and value <= NUMBER_MAX):
                 bound = "above 0" if least is None else f"at least {least}"
-                raise ValueError(f"{name} must be {bound} and finite, got {value}")
+                raise ValueError(f"{name} must be {bound} and at most {NUMBER_MAX:g}, got {value}")
 
 
 class Blocks(ScenarioPart, frozen=True, kw_only=True):
@@ -176,13 +180,19 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
         if len({part.work is None for part in self.blocks}) > 1:
             raise ValueError("give the work of all blocks or of none")
         self._check_handler()
+        self._check_profile()
+        if not self.name or "@" in self.name or is_part(FunctionName(self.name)):
+            raise ValueError(f"name must be a word without @ and :, got {self.name!r}")
+
+    def _check_profile(self) -> None:
         if any(min(row) <= 0 for row in self.profile):
             raise ValueError("every number of a row of profile must be above 0")
+        for *_, mib in self._rows():
+            if not mib <= NUMBER_MAX:
+                raise ValueError(f"a worker must have at most {NUMBER_MAX:g} MiB, got {mib:g}")
         fault = self.scheduler_profile().fault()
         if fault is not None:
             raise ValueError(f"its latencies and memory are not possible: {fault}")
-        if not self.name or "@" in self.name or is_part(FunctionName(self.name)):
-            raise ValueError(f"name must be a word without @ and :, got {self.name!r}")
 
     def _check_handler(self) -> None:
         device = self.settings.device
