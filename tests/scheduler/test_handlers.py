@@ -36,6 +36,17 @@ def test_a_call_of_a_handler_is_accepted_even_if_its_tenant_has_reached_the_limi
     assert isinstance(world.answers[call], Reply)
 
 
+def test_a_call_of_a_handler_is_accepted_even_if_all_tenants_together_have_reached_the_limit_of_requests():
+    world = World(devices=(device(),), requests_max=2)
+    deploy(world)
+    world.deploy(spec("g", tenant="other"))
+    world.arrive("g")
+    call = calling(world)
+    assert not of(world, Refuse)
+    world.settle()
+    assert isinstance(world.answers[call], Reply)
+
+
 def test_a_worker_that_waits_for_the_pool_does_not_count_as_hung():
     world = World(devices=(device(),), stop_timeout_s=5.0)
     deploy(world, timeout_s=2.0)

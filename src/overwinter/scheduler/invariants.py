@@ -189,8 +189,11 @@ def _check_ledger(cycle: Cycle) -> None:
     # The estimates of binds may have grown since these began.
     coming = sum(worker.coming_bytes for worker in state.workers.values() if not worker.stopping)
     assert resources.memory.fits(0, resources.memory.taken - stopping - coming), "workers use more memory than allowed"
+    # A call of a program by a handler is accepted at the limit too, because it is a part of an accepted request.
+    calls = sum(each.caller is not None for each in state.requests.values())
+    assert resources.requests.fits(0, resources.requests.taken - calls), "too many requests are open"
     # The host stores too: where this check is used, their capacity never shrinks below what is taken.
-    for resource in (resources.workers, resources.requests, resources.host, resources.runs, resources.reserved):
+    for resource in (resources.workers, resources.host, resources.runs, resources.reserved):
         is_alone = resource.alone and sum(1 for claim in claims.values() if claim.get(resource)) == 1
         assert is_alone or resource.fits(0), f"too many {resource.name} are taken"
 
