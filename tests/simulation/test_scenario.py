@@ -114,6 +114,11 @@ def test_the_scheduler_may_have_less_room_for_blocks_than_the_machine(node, sche
     assert scene(node=node, scheduler=scheduler).scheduler_config().host_bytes == host_bytes
 
 
+def test_a_start_may_take_no_time():
+    [model] = scene(function(start_s=0, prepare_s=0, bind_s=0)).functions
+    assert model.scheduler_profile().wake_s == pytest.approx(0, abs=1e-6)
+
+
 def test_the_scenario_from_which_the_wrong_ones_are_made_is_valid(tmp_path):
     (tmp_path / "good.toml").write_text(GOOD)
     assert read_scenario(tmp_path / "good.toml").duration_s == 10

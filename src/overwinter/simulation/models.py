@@ -6,7 +6,7 @@ import msgspec
 
 from overwinter.core.function import Settings
 from overwinter.core.ids import FunctionName, TenantId, is_part
-from overwinter.core.profile import Point, Profile, between
+from overwinter.core.profile import LATENCY_BOUND, Point, Profile, between
 from overwinter.simulation.laws import LatencyLaw, Row
 from overwinter.simulation.workloads import Workload
 
@@ -144,7 +144,8 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
             weight_bytes=int(sum(part.mib * part.count for part in self.blocks) * MIB),
             macs=int(self.gmacs * 1e9),
             points=tuple(points),
-            wake_s=self.start_s,
+            # A scenario may have starts that take no time, and a profile may not.
+            wake_s=LATENCY_BOUND.nearest(self.start_s),
         )
 
     def on_device(self) -> "FunctionModel":
