@@ -77,3 +77,8 @@ def test_new_points_take_the_place_of_old_ones_and_leave_the_others():
     assert new.points == (Point(1, 20, 1, 1, 0.3), Point(1, 11, 2, 1, 0.2), Point(2, 30, 1, 1, 0.05))
     assert new.wake_s == 0.5
     assert with_points(old, (), 0.7).wake_s == 0.7
+
+
+def test_a_batch_above_the_largest_measured_one_never_takes_less_time():
+    known = Profile(weight_bytes=0, macs=0, points=(Point(1, 0, 1, 1, 0.02), Point(1, 0, 4, 1, 0.014)))
+    assert [known.latency_s(1, batch, 1) for batch in (2, 4, 5, 64)] == pytest.approx([0.018, 0.014, 0.014, 0.014])

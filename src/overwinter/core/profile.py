@@ -168,7 +168,8 @@ def decode_profile(encoded: bytes) -> Profile | None:
 def between(known: list[tuple[int, float]], at: int) -> float:
     """Interpolate linearly in ascending (position, value) pairs.
 
-    Below the first position the first value applies. Above the last one the last two are extrapolated; a single value
+    Below the first position the first value applies. Above the last one the last two are extrapolated, but never to
+    less than the last: a slightly shorter measurement of a larger batch would lead to negative times. A single value
     grows in proportion.
     """
     if at <= known[0][0]:
@@ -178,4 +179,5 @@ def between(known: list[tuple[int, float]], at: int) -> float:
         return value * at / place
     upper = next((index for index, (place, _) in enumerate(known) if place >= at), len(known) - 1)
     (low, before), (high, after) = known[upper - 1], known[upper]
-    return before + (after - before) * (at - low) / (high - low)
+    value = before + (after - before) * (at - low) / (high - low)
+    return max(after, value) if at > high else value
