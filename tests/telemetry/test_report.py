@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overwinter.core.actions import Bind, Drop, LoadBlocks, Refuse, Reply, Run, StartWorker, Unbind
-from overwinter.core.events import Arrived, BlocksLoaded, Bound, Cancelled, Deployed, RunEnded, WorkerExited
+from overwinter.core.events import (
+    Arrived,
+    BlocksLoaded,
+    Bound,
+    Cancelled,
+    Deployed,
+    MemoryMeasured,
+    Removed,
+    RunEnded,
+    WorkerExited,
+)
 from overwinter.core.journal import read_journal
 from overwinter.core.profile import Point, Profile
 from overwinter.simulation.world import World
@@ -159,3 +169,16 @@ def test_quantiles_are_right_to_half_a_percent(seconds, share):
 def test_without_latencies_there_is_no_quantile():
     assert Latencies().quantile(0.5) is None
     assert Latencies().shares() == []
+
+
+def test_a_worker_may_outlive_its_function_and_its_memory_stays_as_it_was():
+    memory = read(
+        (0.0, Deployed(spec("f"))),
+        (0.0, BlocksLoaded("f@1", 1, 30), StartWorker(1, "f@1")),
+        (0.0, MemoryMeasured(((1, 100),))),
+        (5.0, Removed("f@1")),
+        (6.0, MemoryMeasured(((1, 300),))),
+        (8.0, WorkerExited(1, "WorkerError", "stopped")),
+    ).memory
+    assert memory.workers_peak == 100
+    assert memory.workers_mean == pytest.approx(80)

@@ -250,7 +250,9 @@ class StepReader(Tracker[Outcomes]):
     def _memory_measured(self, event: MemoryMeasured, now: Seconds) -> None:
         for id_, nbytes in event.taken:
             worker = self.workers.get(id_)
-            if worker is not None and self.specs[worker.function].profile is None:
+            # The version may have been removed before its worker ends.
+            spec = None if worker is None else self.specs.get(worker.function)
+            if worker is not None and spec is not None and spec.profile is None:
                 self.set_memory(worker, nbytes, now)
 
     def set_memory(self, worker: Worker, nbytes: float, now: Seconds) -> None:
