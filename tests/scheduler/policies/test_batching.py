@@ -47,6 +47,14 @@ def test_a_full_batch_of_the_largest_worker_does_not_wait():
     assert (step.worker.id, step.count) == (2, 4)
 
 
+@pytest.mark.parametrize(("waited_s", "used", "is_late"), [(0.1, 1, False), (0.5, 2, False), (0.9, 2, True)])
+def test_a_full_batch_goes_to_the_smallest_worker_that_answers_it_in_time(waited_s, used, is_late):
+    by_cores = msgspec.structs.replace(waiting(4, waited_s), latency=lambda worker, n: 0.2 * n / worker.point.cores)
+    step = adaptive(by_cores, [worker(1, 4), worker(2, 4, cores=2)])
+    assert isinstance(step, Send)
+    assert (step.worker.id, step.count, step.late) == (used, 4, is_late)
+
+
 def test_requests_that_no_worker_can_answer_in_time_are_sent_late_to_the_worker_with_most_cores():
     step = adaptive(waiting(3, 0.95), [worker(1, 4), worker(2, 4, cores=2)])
     assert isinstance(step, Send)

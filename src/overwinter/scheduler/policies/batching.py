@@ -65,15 +65,17 @@ def at_once(count: int, workers: Sequence[Worker]) -> Send:
 
 
 def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
-    """Send a full batch at once. Otherwise use small workers first, and only when waiting for one more request would be
-    too late (AsyFunc, alg. 3).
+    """Send a full batch at once, to the smallest worker that answers it in time. Otherwise use small workers first, and
+    only when waiting for one more request would be too late (AsyFunc, alg. 3).
     """
     ordered = sorted(workers, key=lambda worker: (worker.point.batch, worker.point.cores, worker.id))
     most = ordered[-1].point.batch
     if waiting.count >= most:
-        worker = next(worker for worker in ordered if worker.point.batch == most)
-        late = waiting.waited_s + waiting.latency(worker, most) > waiting.slo_s
-        return Send(worker, most, late)
+        full = [worker for worker in ordered if worker.point.batch == most]
+        for worker in full:
+            if waiting.waited_s + waiting.latency(worker, most) <= waiting.slo_s:
+                return Send(worker, most)
+        return Send(_with_most_cores(full), most, late=True)
     fitting = [worker for worker in ordered if worker.point.batch >= waiting.count]
     soonest = float("inf")
     for worker in fitting:
@@ -86,9 +88,13 @@ def adaptive(waiting: Waiting, workers: Sequence[Worker]) -> Step:
             return Send(worker, waiting.count)
         soonest = min(soonest, send_at - waiting.waited_s)
     if soonest == float("inf"):
-        largest = max(ordered, key=lambda worker: (worker.point.cores, worker.point.batch, -worker.id))
+        largest = _with_most_cores(ordered)
         return Send(largest, min(waiting.count, largest.point.batch), late=True)
     return Wait(soonest)
+
+
+def _with_most_cores(workers: Sequence[Worker]) -> Worker:
+    return max(workers, key=lambda worker: (worker.point.cores, worker.point.batch, -worker.id))
 
 
 def timeout(waiting: Waiting, workers: Sequence[Worker]) -> Step:
