@@ -74,6 +74,7 @@ def test_the_slos_of_asyfunc_are_the_latencies_of_the_largest_workers():
         (GOOD.replace("1 = 5", "0 = 5"), r"latency_ms"),
         (GOOD.replace("mib = 1", "mib = 0"), r"mib must be above 0.*functions\[0\]\.blocks\[0\]"),
         (GOOD.replace("mib = 1", "mib = 1e308"), r"mib must be above 0 and at most 1e\+12.*blocks\[0\]"),
+        (GOOD + 'settings = { device = "any" }\ndevice_ms = { 0 = 5 }\n', "device_ms needs .* batch sizes of 1"),
         (GOOD + "gmacs = 1e300\n", "gmacs must be above 0 and at most"),
         (GOOD + "[node]\nhost_mib = 1e305\n", "host_mib must be above 0 and at most"),
         (GOOD.replace("latency_ms = { 1 = 5 }", "profile = [[1, 1, 1, 5, inf]]"), "a worker must have at most"),

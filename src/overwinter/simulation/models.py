@@ -176,8 +176,8 @@ class FunctionModel(ScenarioPart, frozen=True, kw_only=True):
             raise ValueError(
                 "latency_ms needs a time above 0 for at least one batch size, and only batch sizes of 1 or more"
             )
-        if self.device_ms and (self.settings.device != "any" or min(self.device_ms.values()) <= 0):
-            raise ValueError('device_ms needs device = "any", and times above 0')
+        if self.device_ms and (self.settings.device != "any" or min(*self.device_ms, *self.device_ms.values()) <= 0):
+            raise ValueError('device_ms needs device = "any", batch sizes of 1 or more, and times above 0')
         if len({part.work is None for part in self.blocks}) > 1:
             raise ValueError("give the work of all blocks or of none")
         self._check_handler()
