@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 
 from overwinter.api.deployer import package
-from overwinter.core.errors import CallerError, ConflictError, NotFoundError, StoreError, TooLargeError
+from overwinter.core.errors import AuthorError, CallerError, ConflictError, NotFoundError, StoreError, TooLargeError
 from overwinter.core.events import Deployed, Removed, UnloadAsked
 from overwinter.core.ids import function_id, is_part
 from overwinter.core.tensor import RUN_TENSORS_MAX
@@ -251,6 +251,24 @@ def test_a_version_that_is_removed_between_the_trials_of_its_parts_is_not_deploy
                 await node.deploy(structs.replace(manifest, handler=handler, settings=settings))
         assert len(tried) == 1
         assert is_part(tried[0])
+
+    deploying(scene)
+
+
+def test_samples_of_a_function_without_inputs_are_tried(deploying):
+    fails = b"import torch\nINPUTS = []\ndef preprocess(inputs, state):\n    raise ValueError('tried')\n"
+    answers = fails.replace(b"raise ValueError('tried')", b"return {'x': torch.ones(1)}")
+
+    async def scene(node, manifest):
+        def with_samples(name, source):
+            node.repository.put(manifest.tenant, address_of(source), source, 0.0)
+            handler = Handler(Blob(address_of(source), len(source)))
+            return structs.replace(manifest, name=name, handler=handler, inputs=(), samples=((), ()))
+
+        with pytest.raises(AuthorError, match=r"does not answer sample 1: .*tried"):
+            await node.deploy(with_samples(f"{manifest.name}-failing", fails))
+        await node.deploy(with_samples(manifest.name, answers))
+        await node.remove(manifest.name, None)
 
     deploying(scene)
 

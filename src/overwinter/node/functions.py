@@ -354,9 +354,13 @@ class DeployedFunction:
             trial=trial if warm_up or trial.generated or samples else None,
         )
 
-    def samples(self) -> list[Tensor]:
-        """Return the tensors of the requests that a worker has to answer before it is ready, in order."""
-        return [tensor.to_tensor() for sample in self.manifest.samples for tensor in sample] if self.on_trial else []
+    def samples(self) -> list[Tensor] | None:
+        """Return the tensors of the requests that a worker has to answer before it is ready, in order; None if there
+        are no such requests. A request may have no tensors.
+        """
+        if not (self.on_trial and self.manifest.samples):
+            return None
+        return [tensor.to_tensor() for sample in self.manifest.samples for tensor in sample]
 
     def files(self, *, bare: bool = False) -> list[Address]:
         """The blobs whose descriptors are sent with the load message, and then with the bind message."""

@@ -266,4 +266,4 @@ def lacks_blocks(function: DeployedFunction, host: HostStore) -> bool:
 def _samples(function: DeployedFunction) -> list[int]:
     """Return a descriptor of the trial's requests, if there are any. Raises OSError."""
     samples = function.samples()
-    return [new_buffer(samples)] if samples else []
+    return [] if samples is None else [new_buffer(samples)]
