@@ -255,6 +255,30 @@ def test_a_version_that_is_removed_between_the_trials_of_its_parts_is_not_deploy
     deploying(scene)
 
 
+def test_blobs_that_arrive_after_the_check_of_a_deploy_are_not_registered_unchecked(deploying, monkeypatch):
+    async def scene(node, manifest):
+        late = b"no block"
+        blocks = (*manifest.blocks, Block(address_of(late), len(late), ()))
+        check = node._deploys._check
+
+        def check_before_upload(checked):
+            try:
+                return check(checked)
+            finally:
+                node.repository.put(manifest.tenant, address_of(late), late, 0.0)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(node._deploys, "_check", check_before_upload)
+            with pytest.raises(ConflictError, match=f"1 blobs of .* not in the repository: {address_of(late)}"):
+                await node.deploy(structs.replace(manifest, blocks=blocks))
+        with pytest.raises(CallerError, match="is not a block"):
+            await node.deploy(structs.replace(manifest, blocks=blocks))
+        await node.deploy(manifest)
+        await node.remove(manifest.name, None)
+
+    deploying(scene)
+
+
 def test_samples_of_a_function_without_inputs_are_tried(deploying):
     fails = b"import torch\nINPUTS = []\ndef preprocess(inputs, state):\n    raise ValueError('tried')\n"
     answers = fails.replace(b"raise ValueError('tried')", b"return {'x': torch.ones(1)}")

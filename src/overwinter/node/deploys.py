@@ -41,6 +41,7 @@ from overwinter.store.blocks import without_addresses
 from overwinter.store.host import page_bytes
 from overwinter.store.layouts import check_weights
 from overwinter.store.manifest import Deployment, Manifest, encode_manifest
+from overwinter.store.repository import absent_error
 
 PROGRAM_BYTES_MAX = 4 << 20
 """The most bytes of a program. It is read as a whole, and its hundreds of thousands of calls are checked."""
@@ -152,8 +153,8 @@ class Deploys:
 
     def _check(self, manifest: Manifest) -> tuple[Program, Placement]:
         """Return the program, and how it runs on devices; raise CallerError or ProgramError unless the manifest is
-        consistent with the program, the repository and the node, or NoSpaceError if the devices are too small. Missing
-        blobs other than the program are refused only by `_register`. Runs in a thread.
+        consistent with the program, the repository and the node, ConflictError if blobs are missing, or NoSpaceError if
+        the devices are too small. Runs in a thread.
         """
         blobs = [blob.address for blob in manifest.blobs()]
         if len(blobs) > BLOBS_MAX:
@@ -170,14 +171,16 @@ class Deploys:
             raise TooLargeError(f"the program of {manifest.name!r} has {nbytes} bytes; at most {PROGRAM_BYTES_MAX}")
         program = decode_program(self._repository.read(address))
         validate(program)
-        if not absent:
-            check_weights(self._repository, manifest, program.weights)
+        if absent:
+            # Blobs that arrive only before the registration would not be checked.
+            raise absent_error(manifest.name, absent)
+        check_weights(self._repository, manifest, program.weights)
         if manifest.handler is None and (manifest.inputs, manifest.outputs) != (program.inputs, program.outputs):
             raise CallerError(f"{manifest.name!r} has no handler, so its inputs and outputs must be its program's")
         _check_run(manifest)
         unnumbered = DeployedFunction(Deployment(manifest.name, 0, manifest, 0.0))
         unnumbered.on_trial = True
-        placed = Placement() if absent else placement(manifest, program, self._config.scheduler.devices)
+        placed = placement(manifest, program, self._config.scheduler.devices)
         _divide(unnumbered, program, placed)
         for part in unnumbered.parts():
             part.check_messages()

@@ -18,7 +18,7 @@ concurrently.
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -209,11 +209,7 @@ class Repository:
                     f"it has {self._nbytes(blob)}"
                 )
             absent.append(blob.address)
-        raise ConflictError(
-            f"{len(absent)} blobs of {checked.name!r} are not in the repository: "
-            f"{', '.join(absent[:NAMED_AT_MOST])}{', ...' if len(absent) > NAMED_AT_MOST else ''}; "
-            f"upload them, then register again"
-        )
+        raise absent_error(checked.name, absent)
 
     def layout(self, address: Address) -> BlockPlan:
         """Return the layout in a block's trailer, weights numbered from 0; raise CallerError if the blob is not a
@@ -342,6 +338,15 @@ def damaged(address: Address) -> StoreError:
     """Return the error for a block that was set aside."""
     return StoreError(
         f"block {address} is damaged on disk and was set aside: to replace it, deploy again the function that needs it"
+    )
+
+
+def absent_error(name: FunctionName, absent: Sequence[Address]) -> ConflictError:
+    """Return the error for a function whose tenant has to send these blobs first."""
+    return ConflictError(
+        f"{len(absent)} blobs of {name!r} are not in the repository: "
+        f"{', '.join(absent[:NAMED_AT_MOST])}{', ...' if len(absent) > NAMED_AT_MOST else ''}; "
+        f"upload them, then register again"
     )
 
 
