@@ -1,7 +1,9 @@
 """An address gives no permission: a blob that a tenant has not sent is missing for it, as if no tenant had sent it."""
 
+import errno
 import os
 import sqlite3
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -205,6 +207,25 @@ def test_an_upload_counts_until_its_bytes_are_on_the_disk(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Draft, "sync", beside_another)
     assert put(repository, address_of(first), first)
+    repository.close()
+
+
+def test_an_upload_whose_draft_cannot_be_removed_from_a_full_disk_is_refused_and_not_counted_any_more(
+    tmp_path, monkeypatch
+):
+    repository = Repository(tmp_path, DiskBounds(tenant_bytes=3 * DISK_PAGE_BYTES))
+
+    def refuse(*of, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    begun = upload(repository, ADDRESS)
+    begun.write(DATA[:DISK_PAGE_BYTES])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        patch.setattr(Path, "unlink", refuse)
+        with pytest.raises(NoSpaceError, match="the disk .* is full"), begun:
+            begun.write(DATA[DISK_PAGE_BYTES:])
+    assert put(repository, ADDRESS, DATA)
     repository.close()
 
 

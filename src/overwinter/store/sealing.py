@@ -12,6 +12,7 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -70,7 +71,10 @@ class Draft:
             return
         os.close(self._descriptor)
         self._descriptor = -1
-        Path(self._name).unlink(missing_ok=True)
+        # Some file systems need space for a removal. A collection or a sweep removes the draft later, and the error
+        # that ended the writing says more.
+        with suppress(OSError):
+            Path(self._name).unlink()
 
     @property
     def digest(self) -> Address:
