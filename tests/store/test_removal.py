@@ -7,6 +7,7 @@ import pytest
 from overwinter.core.errors import NoSpaceError, StoreError
 from overwinter.store import host as host_module
 from overwinter.store.blocks import address_of
+from overwinter.store.disk import free_bytes
 from overwinter.store.host import PAGE_BYTES, HostStore
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
@@ -87,6 +88,27 @@ def test_a_load_waits_for_the_room_that_removals_make_in_any_store(repository, m
     hosts.removals.remove()
     thread.join()
     assert added == [second.nbytes]
+    assert hosts.capacity_bytes() is not None
+
+
+@pytest.mark.parametrize("begins", ["before", "meanwhile"])
+def test_the_capacity_is_unknown_if_a_removal_ends_while_it_is_measured(repository, memory, monkeypatch, begins):
+    put(repository, BLOB.address, DATA)
+    hosts = HostStores(memory / "hosts", repository)
+    host = hosts.store("")
+    host.load([BLOB])
+    if begins == "before":
+        host.begin_drop([BLOB.address])
+
+    def free_bytes_before_the_end(root):
+        free = free_bytes(root)
+        host.begin_drop([BLOB.address])
+        hosts.removals.remove()
+        return free
+
+    with monkeypatch.context() as patch:
+        patch.setattr("overwinter.store.hosts.free_bytes", free_bytes_before_the_end)
+        assert hosts.capacity_bytes() is None
     assert hosts.capacity_bytes() is not None
 
 

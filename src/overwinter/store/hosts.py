@@ -43,10 +43,15 @@ class HostStores:
         """Return the bytes that the tmpfs has for the stores, including those that they hold; None while blocks are
         being copied or removed.
         """
+        held, free = self._settled_bytes(), free_bytes(self.root)
+        # A removal that ended meanwhile has freed bytes that count neither as free nor as held.
+        return None if held is None or held != self._settled_bytes() else free + held
+
+    def _settled_bytes(self) -> int | None:
+        """Return the bytes that the stores hold; None while blocks are being copied or removed."""
         stores = list(self._stores.values())
-        free, held = free_bytes(self.root), sum(store.occupied_bytes for store in stores)
         is_changing = any(store.is_copying for store in stores) or self.removals.sizes
-        return None if is_changing else free + held
+        return None if is_changing else sum(store.occupied_bytes for store in stores)
 
     def sweep(self, needed: Mapping[StoreName, Iterable[Sized]]) -> None:
         """Remove all blocks that are not `needed`, those of an earlier run of the node too, and the unused stores."""
