@@ -16,6 +16,7 @@ from overwinter.store.blocks import address_of
 from overwinter.store.host import PAGE_BYTES, HostStore, page_bytes
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Blob
+from overwinter.store.mapping import HUGE_BYTES
 from overwinter.store.sealing import CHUNK_BYTES
 from tests.store.family import Pipes, base, below, cut, fail_reads, flip_bit, head_variant, missing, names, put, stored
 
@@ -277,6 +278,25 @@ def test_verification_of_a_damaged_block_leaves_the_good_one_that_took_its_place
     assert host.verification.damaged_memory == 0
     with opened(host, [BLOB.address]) as (descriptor,):
         assert os.pread(descriptor, len(DATA), 0) == DATA
+
+
+def test_a_block_that_is_loaded_again_while_its_pages_are_collapsed_is_collapsed_again(repository, host, monkeypatch):
+    data = bytes(HUGE_BYTES)
+    blob = Blob(address_of(data), len(data))
+    put(repository, blob.address, data)
+    host.load([blob])
+    inodes = []
+
+    def collapse(descriptor, nbytes):
+        inodes.append(os.fstat(descriptor).st_ino)
+        if len(inodes) == 1:
+            host.drop([blob.address])
+            host.load([blob])
+        return True
+
+    monkeypatch.setattr("overwinter.store.host.collapse_pages", collapse)
+    assert [host.collapse_pages([blob]) for _ in range(3)] == [1, 1, 0]
+    assert inodes[1] == (host.root / blob.address).stat().st_ino
 
 
 def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host):

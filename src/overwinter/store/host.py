@@ -169,15 +169,13 @@ class HostStore:
         collapsed = 0
         for address, nbytes in distinct(blobs).items():
             pause()
-            if nbytes < HUGE_BYTES or address in self._collapsed or not self.holds(address):
-                continue
-            try:
-                with open(self._path(address), "rb") as file:
-                    collapsed += collapse_pages(file.fileno(), nbytes)
-            except FileNotFoundError:
-                # The block was dropped meanwhile.
-                continue
-            self._collapsed.add(address)
+            with self._changed:
+                if nbytes < HUGE_BYTES or address in self._collapsed or not self.holds(address):
+                    continue
+                # Now, because a drop meanwhile removes the mark, also if the block is loaded again before the end.
+                self._collapsed.add(address)
+            with suppress(FileNotFoundError), open(self._path(address), "rb") as file:
+                collapsed += collapse_pages(file.fileno(), nbytes)
         return collapsed
 
     def drop(self, addresses: Iterable[Address]) -> int:
