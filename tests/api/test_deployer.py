@@ -136,6 +136,11 @@ def test_a_handler_may_list_no_inputs():
     assert [spec.name for spec in packed_with("").inputs] == ["x"]
 
 
+def test_assets_without_a_handler_are_refused():
+    with pytest.raises(CallerError, match=r"the assets 'words', 'more\.txt': give the handler"):
+        deploy(Doubled(), (torch.zeros(2, 3),), name="f", assets={"words": b"a b", "more.txt": b""})
+
+
 @pytest.mark.parametrize("listed", ["[{[]: 1}]", "[" * 150 + "]" * 150, "x", "[{'name': 3}]"])
 def test_a_list_of_a_handler_that_is_no_list_of_literals_is_refused(listed):
     with pytest.raises(HandlerError, match="INPUTS of the handler"):

@@ -105,8 +105,11 @@ def package(  # noqa: PLR0913 - the parts of a function
 
     `samples` are requests that the function must answer before it is deployed: arrays, numbers or text by the input's
     name. Raises ProgramError when the settings let requests share runs, and `agreement` does not say that they may;
-    HandlerError when the tensors that the handler declares cannot be read; CallerError for an invalid sample.
+    HandlerError when the tensors that the handler declares cannot be read; CallerError for an invalid sample, or for
+    assets without a handler.
     """
+    if assets and handler is None:
+        raise CallerError(f"a handler reads the assets {', '.join(map(repr, assets))}: give the handler too")
     chosen = settings or Settings()
     if chosen.max_batch > 1:
         _check_batching(chosen.max_batch, agreement)
