@@ -254,6 +254,16 @@ def test_a_flipped_bit_is_found_and_can_be_sent_again(repository):
     assert repository.read(ADDRESS) == DATA
 
 
+def test_a_damaged_block_is_set_aside_although_the_directory_for_it_was_removed(repository):
+    put(repository, ADDRESS, DATA)
+    (repository.root / "damaged").rmdir()
+    assert repository.collect(NOW, grace_s=60).files == 0
+    flip_bit(repository.path(ADDRESS))
+    assert repository.set_aside(ADDRESS)
+    assert missing(repository, [ADDRESS]) == [ADDRESS]
+    assert [path.name for path in below(repository.root / "damaged")] == [f"{ADDRESS}.damaged"]
+
+
 def test_a_put_repairs_a_damaged_block_that_was_not_detected(repository):
     put(repository, ADDRESS, DATA)
     flip_bit(repository.path(ADDRESS))

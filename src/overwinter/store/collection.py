@@ -72,7 +72,7 @@ class Collector:
 
     def remove_old(self, folders: Sequence[Path], old: float) -> Collected:
         """Remove the files in these directories that were last written before `old`."""
-        entries = (entry for folder in folders for entry in os.scandir(folder))
+        entries = (entry for folder in folders if folder.exists() for entry in os.scandir(folder))
         removed = _remove_files(Path(entry.path) for entry in entries if _is_older(entry, old))
         return Collected(len(removed), sum(removed))
 

@@ -177,7 +177,8 @@ class Repository:
         """Move a damaged block aside, unless an intact one has replaced it meanwhile."""
         with self._lock.exclusive(), suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), os.stat(path)):
-                aside = self._damaged / f"{address}.damaged"
+                # An administrator may have removed the directory with what it contained.
+                aside = private_directory(self._damaged) / f"{address}.damaged"
                 os.rename(path, aside)
                 # A collection removes it by its age.
                 os.utime(aside)
