@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from overwinter.api.client import RegisteredVersion
-from overwinter.api.deployer import Package, deploy, package
+from overwinter.api.deployer import Package, deploy, package, read_source
 from overwinter.api.directories import deploy_directory
 from overwinter.core.errors import CallerError, ConflictError, HandlerError, MachineError, ProgramError
 from overwinter.core.function import Settings
@@ -124,6 +124,13 @@ def test_a_handler_that_is_not_utf_8_is_refused_by_name(tmp_path):
     (tmp_path / "handler.py").write_bytes(b"# \xff")
     with pytest.raises(CallerError, match=r"handler\.py"):
         deploy(Doubled(), (torch.zeros(2, 2),), name="f", handler=tmp_path / "handler.py")
+
+
+def test_a_handler_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "handler.py").write_bytes("INPUTS = []  # é\n".encode("utf-8-sig"))
+    source = read_source(tmp_path / "handler.py")
+    assert source == "INPUTS = []  # é\n"
+    assert packed_with(source).inputs == ()
 
 
 def packed_with(handler):

@@ -298,9 +298,11 @@ def _block_maker(plan: BlockPlan, buffers: Sequence[Buffer], weights: Sequence["
 
 
 def read_source(path: Path) -> str:
-    """Return the text of a file in UTF-8, whatever the locale; raise CallerError for another encoding."""
+    """Return the text of a file in UTF-8, whatever the locale, without the mark that some editors write before it;
+    raise CallerError for another encoding.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CallerError(f"{path} is not UTF-8: {error}") from error
 
