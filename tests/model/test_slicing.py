@@ -101,6 +101,20 @@ def test_what_is_written_later_is_not_sent_before():
         assert torch.equal(y, expected)
 
 
+def test_what_is_written_into_the_copy_of_a_constant_reaches_later_slices():
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            scale[1] = x.mean()
+            return x * scale + 1
+
+    program, weights = export(Net(), (torch.ones(2, 4),))
+    slicer, end, x = Slicer(program), len(program.calls), torch.linspace(-1, 2, 8).view(2, 4)
+    assert possible(slicer)
+    for cut in possible(slicer):
+        assert torch.equal(run(program, weights, {"x": x}, [(0, cut), (cut, end)])[0], Net()(x))
+
+
 def test_no_cut_is_made_where_a_later_slice_cannot_have_a_value():
     program = in_place()
     values = (*program.values[:3], Value("float32", BATCH_BY_4), program.values[4])

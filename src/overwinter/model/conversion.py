@@ -21,7 +21,7 @@ from overwinter.model.layers import layer_table
 from overwinter.model.liveness import with_frees
 from overwinter.model.macs import macs
 from overwinter.model.nested import inline_nested
-from overwinter.model.operators import CHECKS, is_allowed
+from overwinter.model.operators import CHECKS, FRESH, is_allowed
 from overwinter.model.program import MAX_TEXT, validate
 from overwinter.model.remedies import operator_remedy
 from overwinter.model.sizes import Sizes, symbolic_kind
@@ -303,7 +303,11 @@ class _Conversion:
             nbytes = self.sizes.nbytes(value)
         except ProgramError as error:
             raise ProgramError(f"{operator_name(node.target)}, called at {source_line(node)}: {error}") from error
-        owner = self.owners.setdefault(value.untyped_storage()._cdata, slot)
+        storage = value.untyped_storage()._cdata
+        if operator_name(node.target) in FRESH:
+            # In an export the copy of a constant has the memory of the constant.
+            self.owners[storage] = slot
+        owner = self.owners.setdefault(storage, slot)
         if owner != slot:
             return Value(dtype_name(value.dtype), nbytes, owner)
         return Value(dtype_name(value.dtype), nbytes, shape=self.sizes.row_major_shape(value))
