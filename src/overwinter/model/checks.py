@@ -307,7 +307,9 @@ class _Sources(ast.NodeTransformer):
 
     def __init__(self, guard: str, labels: Sequence[str], shapes: Sequence[Sequence[int | str]]) -> None:
         self.guard = guard
+        # Names that differ in case alone are told apart by the names themselves.
         self.labels = {_plain(label): at for at, label in enumerate(labels)}
+        self.labels |= {label: at for at, label in enumerate(labels)}
         self.shapes = shapes
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
@@ -331,7 +333,8 @@ class _Sources(ast.NodeTransformer):
             case ["flat_args", int(at)] if at < len(self.shapes):
                 return at
             case [*parts] if parts:
-                return self.labels.get(_plain("_".join(str(part) for part in parts)))
+                label = "_".join(str(part) for part in parts)
+                return self.labels.get(label, self.labels.get(_plain(label)))
             case _:
                 return None
 
