@@ -321,6 +321,7 @@ def test_what_the_model_prints_is_printed(capfd):
         ((X,), {"x": {3: "batch"}}, "has 3 dimensions"),
         ((X,), {"x": {0: ("batch", 1, 9), -3: "other"}}, "dimension 0 of input 'x' twice"),
         ((X,), {"x": {0: "a b"}}, "like a variable"),
+        ((X,), {"x": {0: "class"}}, "'class' of input 'x' must be named like a variable"),
         ((X,), {"x": {1: ("n", 5, 4)}}, "smallest"),
         ((X,), {"x": {1: ("n", 8, 64)}}, "'x' has 7 for 'n'"),
         ((X,), {"x": {1: Dim.AUTO}}, "write a name"),

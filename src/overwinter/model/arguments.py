@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from inspect import BoundArguments, Parameter, signature
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import torch
@@ -148,7 +149,7 @@ def _dimensions_of(name: str, tensor: torch.Tensor, dynamic: Dynamic | None, ran
         if not -tensor.dim() <= dim < tensor.dim():
             raise ProgramError(f"input {name!r} has {tensor.dim()} dimensions, so {dim} cannot be dynamic")
         label, given = _read(name, size)
-        if not label.isidentifier():
+        if not label.isidentifier() or iskeyword(label):
             raise ProgramError(f"the dynamic size {label!r} of input {name!r} must be named like a variable")
         if given is not None and ranges.setdefault(label, given) != given:
             raise ProgramError(f"dynamic size {label!r} is given two ranges, {ranges[label]} and {given}")
