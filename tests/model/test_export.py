@@ -418,6 +418,12 @@ def test_one_tensor_may_be_the_example_of_several_inputs():
     assert torch.equal(given, -X)
 
 
+def test_a_weight_of_the_model_may_be_an_example():
+    module = Net(lambda self, x: x - self.weight)
+    program, weights = export(module, (module.weight,), {})
+    assert same(module, program, weights, module.weight.detach() * 3)
+
+
 class Powered(nn.Module):
     def forward(self, x, k):
         return x + (0 if k is None else k)

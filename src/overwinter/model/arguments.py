@@ -81,10 +81,7 @@ def arguments_of(module: torch.nn.Module, example_inputs: Example, dynamic: Dyna
     _check_form(dynamic, [name for name, _ in leaves])
     for name, tensor in leaves:
         dims = _dimensions_of(name, tensor, dynamic, ranges)
-        widened = _widened(name, tensor, dims)
-        # The export of one tensor in two places would take the second input for the first.
-        repeated = any(widened is earlier.tensor for earlier in inputs)
-        inputs.append(Input(name, widened.clone() if repeated else widened, dims))
+        inputs.append(Input(name, _widened(name, tensor, dims), dims))
     _check_equal_sizes(inputs)
     _check_ranges(inputs, ranges)
     return Arguments(bound, inputs, ranges)
@@ -180,13 +177,17 @@ def _read(name: str, size: object) -> tuple[str, tuple[int, int] | None]:
 
 
 def _widened(name: str, tensor: torch.Tensor, dims: Mapping[int, str]) -> torch.Tensor:
-    """Return the example, contiguous and with dynamic sizes of 1 doubled, because an export treats a 1 as fixed."""
+    """Return a contiguous copy of the example with dynamic sizes of 1 doubled, because an export treats a 1 as fixed.
+
+    It is a copy because the export of one tensor in two places, as two inputs or as an input and a weight, would take
+    one for the other.
+    """
     for dim in dims:
         if tensor.shape[dim] == 0:
             raise ProgramError(f"example input {name!r} has no elements along dynamic dimension {dim}")
         if tensor.shape[dim] == 1:
             tensor = torch.cat([tensor, tensor], dim)
-    return tensor.contiguous()
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _check_equal_sizes(inputs: Sequence[Input]) -> None:
