@@ -50,6 +50,22 @@ def test_near_the_examples_nothing_is_beyond_them():
     assert scale == 3
 
 
+def test_the_example_may_hold_the_largest_and_the_smallest_integer():
+    class Same(nn.Module):
+        def forward(self, x):
+            return x.clone()
+
+    program = export(Same(), (torch.ones(2, 2, dtype=torch.int64),)).program
+    most, least = torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min
+    for low, high in ((5, most), (most, most), (least, most), (least, 5)):
+        made = RandomInputs(program, [torch.tensor([[low, high], [high, low]])])
+        for kind in ("near", "example", "least"):
+            [drawn] = made.inputs({"batch": 9}, 0, kind)
+            assert low <= drawn.min()
+            assert drawn.max() <= (low if kind == "least" else high)
+        assert made.inputs({"batch": 9}, 0, "wide")[0].unique().numel() > 1
+
+
 def test_examples_are_cut_and_repeated():
     ids, _, _ = draws(torch.arange(12).reshape(2, 6)).inputs({"batch": 3, "n": 4}, 0, "example")
     assert ids.tolist() == [[0, 1, 2, 3], [6, 7, 8, 9], [0, 1, 2, 3]]

@@ -19,6 +19,8 @@ KINDS: tuple[Kind, ...] = ("wide", "near", "example", "least")
 greatest of the examples; the examples, cut or repeated; for integers, the least value of the examples.
 """
 
+LARGEST = torch.iinfo(torch.int64).max
+
 _EMBEDDING = "aten.embedding.default"
 _SAME_NUMBERS = VIEWS | {"aten._to_copy.default", "aten.clone.default"}
 
@@ -80,7 +82,10 @@ def _whole(
         low, high = min(1, low), max(-1, high)
     elif kind == "least":
         high = low
-    return torch.randint(low, high + 1, shape, generator=generator).to(example.dtype)
+    # The end of the range must be an int64 too.
+    shift = 1 if high == LARGEST else 0
+    drawn = torch.randint(max(low - shift, -LARGEST - 1), high + 1 - shift, shape, generator=generator)
+    return (drawn + shift).to(example.dtype)
 
 
 def _mask(value: int, shape: list[int], generator: torch.Generator) -> torch.Tensor:
