@@ -370,6 +370,19 @@ def test_saved_export(tmp_path):
     assert same(module, program, weights, X[:1, :5])
 
 
+def test_a_saved_export_may_write_into_the_copy_of_a_constant(tmp_path):
+    def forward(self, x):
+        scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        scale[1] = 5.0
+        scale.view(2, 2).detach()[1].mul_(x[0, 0, 1])
+        return x * scale + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    torch.export.save(torch.export.export(Net(forward), (X,)), tmp_path / "net.pt2")
+    program, weights = export_saved(tmp_path / "net.pt2")
+    assert operators(program).count("aten.clone.default") == 1
+    assert same(Net(forward), program, weights, X + 1)
+
+
 def test_file_that_is_no_export_is_refused(tmp_path):
     (tmp_path / "net.pt2").write_bytes(b"nothing")
     with pytest.raises(ProgramError, match=r"cannot open net\.pt2"):

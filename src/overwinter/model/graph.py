@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from overwinter.core.errors import ProgramError
 from overwinter.model.guards import guarded
-from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, is_allowed, is_symbolic
+from overwinter.model.operators import CHECKS, ITEM_OPERATORS, MUTATING, VIEWS, is_allowed, is_symbolic
 from overwinter.model.remedies import operator_remedy
 
 MAX_LINE = 300
@@ -69,6 +69,9 @@ _FUNCTIONAL_CHECKS = {
 }
 """The plain form of each check that passes a token through as its last argument to keep its position."""
 
+_SAME_TENSOR = _IDENTITIES - {_FRESH_COPY} | _DROPOUTS | {"operator.getitem"}
+"""Other calls that may return their first argument or a view of it."""
+
 _TAKEN_OUT = _IDENTITIES | _DROPOUTS | _FUNCTIONAL_CHECKS.keys() | {_METADATA_CHECK}
 
 
@@ -90,14 +93,14 @@ def required_parameters(target: object) -> set[str]:
 def simplify(module: GraphModule) -> list[Node]:
     """Return the calls of the graph that a program needs, in the program's order; the graph is changed in place."""
     _replace(module)
-    written = {_storage(node.args[0]) for node in _calls(module) if operator_name(node.target) in MUTATING}
+    written = _written(module)
     for node in _calls(module):
         name = operator_name(node.target)
         if name == _METADATA_CHECK:
             module.graph.erase_node(node)
         elif name in _FUNCTIONAL_CHECKS:
             _without_token(node, _FUNCTIONAL_CHECKS[name])
-        elif name == _FRESH_COPY and _storage(node) in written:
+        elif name == _FRESH_COPY and node in written:
             node.target = torch.ops.aten.clone.default
         elif _is_identity(name, node):
             source = node.args[0]
@@ -178,9 +181,18 @@ def _calls(module: GraphModule) -> list[Node]:
     return [node for node in module.graph.nodes if node.op == "call_function"]
 
 
-def _storage(value: object) -> object:
-    meta = value.meta.get("val") if isinstance(value, Node) else None
-    return meta.untyped_storage()._cdata if isinstance(meta, torch.Tensor) else None
+def _written(module: GraphModule) -> set[Node]:
+    """Return the nodes whose memory a later call may write to. A saved export does not keep which values share memory,
+    so the operators tell.
+    """
+    written: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        name = operator_name(node.target) if node.op == "call_function" else ""
+        if name in MUTATING:
+            written.update(node.all_input_nodes[:1])
+        elif node in written and (name in VIEWS or name in _SAME_TENSOR):
+            written.update(node.all_input_nodes)
+    return written
 
 
 def _is_identity(name: str, node: Node) -> bool:
