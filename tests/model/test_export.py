@@ -209,6 +209,18 @@ def test_writing_through_what_dropout_gave_is_kept():
     assert same(module, program, weights, X)
 
 
+def test_a_converted_input_or_weight_may_be_written():
+    def forward(self, x):
+        y = x.float()
+        y.div_(255)[:, 0].add_(self.weight.double().mul_(2).sum().float())
+        return y.to(torch.float32, copy=True).neg_() + y
+
+    module, pixels = Net(forward), (X * 10).to(torch.uint8)
+    assert same(module, *export(module, (pixels,)), pixels)
+    with pytest.raises(ProgramError, match="writes in place to input 'x'"):
+        export(module, (X,))
+
+
 def test_slice_assignment_and_operators_with_several_results():
     def forward(self, x):
         canvas = torch.zeros(x.shape[0], 9, 4)

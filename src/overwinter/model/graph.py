@@ -27,6 +27,7 @@ MAX_LINE = 300
 SAME_MEMORY = "overwinter_same_memory"
 """The metadata key under which a node lists the values of removed calls that were equal to its own value."""
 
+_CONVERSION = "aten.to.dtype"
 _FRESH_COPY = "aten.lift_fresh_copy.default"
 _IDENTITIES = frozenset(
     {
@@ -102,6 +103,9 @@ def simplify(module: GraphModule) -> list[Node]:
             _without_token(node, _FUNCTIONAL_CHECKS[name])
         elif name == _FRESH_COPY and node in written:
             node.target = torch.ops.aten.clone.default
+        elif name == _CONVERSION and node in written and _returns_copy(node):
+            # Unlike the conversion, which may return its argument, this operator counts as one that never does.
+            node.target, node.args, node.kwargs = _ATEN._to_copy.default, node.args[:1], {"dtype": node.args[1]}
         elif _is_identity(name, node):
             source = node.args[0]
             assert isinstance(source, Node)
@@ -193,6 +197,14 @@ def _written(module: GraphModule) -> set[Node]:
         elif node in written and (name in VIEWS or name in _SAME_TENSOR):
             written.update(node.all_input_nodes)
     return written
+
+
+def _returns_copy(node: Node) -> bool:
+    """Whether a conversion to a type returns a copy: the type is another one, or it was told to copy."""
+    source, dtype, *options = node.args
+    if not isinstance(source, Node) or node.kwargs or len(options) > 2:
+        return False
+    return source.meta["val"].dtype != dtype or options[1:] == [True]
 
 
 def _is_identity(name: str, node: Node) -> bool:
