@@ -44,6 +44,10 @@ REFUSED = {
     r"_unique2.*held.*nonzero_static": (Held(lambda self, x: torch.unique(x)), ROWS),
     r"rand_like.*held.*input": (Held(lambda self, x: x + torch.rand_like(x)), ROWS),
     r"_add_batch_dim.*batch dimension": (Held(lambda self, x: torch.vmap(lambda row: row @ row.t())(x)), ROWS),
+    r"embedding_renorm_.*held.*max_norm": (
+        Held(lambda self, x: self.table(x), table=nn.Embedding(10, 4, max_norm=1.0)),
+        torch.randint(0, 10, (3, 8)),
+    ),
     r"forms.double.*'forms'": (Held(lambda self, x: double(x)), ROWS),
 }
 

@@ -215,6 +215,11 @@ def _is_identity(name: str, node: Node) -> bool:
     return name in _IDENTITIES
 
 
+def _writes(node: Node) -> bool:
+    """Whether the call writes in place. The schema tells, because a program may not call all operators that do."""
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
 def _without_token(node: Node, check: str) -> None:
     """Replace a check that returns a token by one that returns nothing."""
     *args, token = node.args
@@ -236,7 +241,7 @@ def _needed(module: GraphModule) -> list[Node]:
         name = operator_name(node.target)
         if node.op == "output":
             wanted.update(node.all_input_nodes)
-        elif node.op == "call_function" and (node in wanted or name in MUTATING or name in CHECKS):
+        elif node.op == "call_function" and (node in wanted or _writes(node) or name in CHECKS):
             wanted.update(node.all_input_nodes)
             needed.append(node)
     return needed[::-1]

@@ -41,6 +41,10 @@ _OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
         r"flex_attention",
         "use torch.nn.functional.scaled_dot_product_attention, for a transformers model attn_implementation='sdpa'",
     ),
+    (
+        r"embedding_renorm_",
+        "max_norm writes to the weights in each call; apply torch.renorm to them once, and set max_norm to None",
+    ),
     (r"while_loop|scan|map|associative_scan", _LOOPS),
     (r"(pow|round)$", "a program cannot apply it to a size; use torch.tensor(size)"),
 )
