@@ -221,6 +221,12 @@ def test_a_converted_input_or_weight_may_be_written():
         export(module, (X,))
 
 
+def test_the_square_root_of_a_size_is_computed_in_each_run():
+    module = Net(lambda self, x: x / torch.sym_sqrt(x.shape[1]))
+    program, weights = export(module, (X,), SEQUENCE)
+    assert all(same(module, program, weights, X[:, :length]) for length in (1, 3, 7))
+
+
 def test_slice_assignment_and_operators_with_several_results():
     def forward(self, x):
         canvas = torch.zeros(x.shape[0], 9, 4)

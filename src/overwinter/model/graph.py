@@ -81,7 +81,9 @@ def operator_name(target: object) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     module = getattr(target, "__module__", None) or ""
-    return f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
+    name = f"{module.removeprefix('_')}.{getattr(target, '__name__', target)}"
+    # The function that PyTorch offers as torch.sym_sqrt calls itself so.
+    return "torch.sym_sqrt" if name == "torch._sym_sqrt" else name
 
 
 def required_parameters(target: object) -> set[str]:
