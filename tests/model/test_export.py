@@ -227,6 +227,13 @@ def test_the_square_root_of_a_size_is_computed_in_each_run():
     assert all(same(module, program, weights, X[:, :length]) for length in (1, 3, 7))
 
 
+def test_an_output_may_have_one_of_two_sizes():
+    module = Net(lambda self, x: x[:, : torch.sym_ite(x.shape[1] > 4, x.shape[1] - 2, x.shape[1])])
+    program, weights = export(module, (X,), SEQUENCE)
+    assert "sequence" in program.outputs[0].shape[1]
+    assert all(same(module, program, weights, X[:, :length]) for length in (3, 4, 5, 7))
+
+
 def test_slice_assignment_and_operators_with_several_results():
     def forward(self, x):
         canvas = torch.zeros(x.shape[0], 9, 4)

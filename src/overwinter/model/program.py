@@ -155,7 +155,9 @@ def _check_output_sizes(program: Program) -> None:
     """Check that each size of an output is a number, or names at least one dimension and no unknown one."""
     for spec in program.outputs:
         for size in spec.shape:
-            names = _OPERAND.findall(size) if isinstance(size, str) else []
+            found = _OPERAND.findall(size) if isinstance(size, str) else []
+            # The last case of a choice between sizes has the condition True.
+            names = [name for name in found if not iskeyword(name)]
             unknown = next((name for name in names if name not in program.dimensions), None)
             _require(unknown is None, f"output {spec.name!r} has a size {size!r} of an unknown {unknown!r}")
             _require(
