@@ -348,6 +348,8 @@ def test_what_the_model_prints_is_printed(capfd):
         ((X, X), None, "do not fit"),
         ({"y": X}, None, "do not fit"),
         ((3,), None, "is a int"),
+        ((X.to_sparse(),), None, "'x' is torch.sparse_coo; inputs are dense"),
+        ((X.to("meta"),), None, "'x' is without data"),
         ((X,), {"y": {0: "batch"}}, "not an input; the inputs are x"),
         ((X,), {"x": {3: "batch"}}, "has 3 dimensions"),
         ((X,), {"x": {0: ("batch", 1, 9), -3: "other"}}, "dimension 0 of input 'x' twice"),

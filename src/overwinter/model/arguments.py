@@ -105,6 +105,9 @@ def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
                 f"example input {name!r} is a {kind}; inputs must be tensors; wrap the model in a "
                 "module that sets its other arguments"
             )
+        if value.layout is not torch.strided or value.is_nested or value.is_meta:
+            kind = "nested" if value.is_nested else "without data" if value.is_meta else f"{value.layout}"
+            raise ProgramError(f"example input {name!r} is {kind}; inputs are dense tensors with data")
     return found
 
 
