@@ -66,6 +66,7 @@ def test_a_task_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
     [
         ("import no_such_package_at_all", "cannot be imported: No module named 'no_such_package_at_all'"),
         ("def", "cannot be imported: SyntaxError"),
+        ("[].model", r"cannot be imported: AttributeError: 'list' object has no attribute 'model' \(.*:1\)"),
         ("1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*:1\)"),
     ],
 )

@@ -68,16 +68,19 @@ def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:
     sys.path.insert(0, str(directory))
     try:
         value: Any = import_module(module)
-        for part in name.split("."):
-            value = getattr(value, part)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise AuthorError(f"{module} cannot be imported: {error}{_line(error)}") from error
         raise CallerError(f"there is no module {module!r} in {directory} or on Python's path") from error
-    except AttributeError as error:
-        raise CallerError(f"{module} has no {name!r}: {error}{_line(error)}") from error
     except Exception as error:  # the author's code may raise anything
         raise AuthorError(f"{module} cannot be imported: {_words(error)}{_line(error)}") from error
+    try:
+        for part in name.split("."):
+            value = getattr(value, part)
+    except AttributeError as error:
+        raise CallerError(f"{module} has no {name!r}: {error}{_line(error)}") from error
+    except Exception as error:  # a property or a function `__getattr__` of the author may raise anything
+        raise AuthorError(f"{module}:{name} cannot be read: {_words(error)}{_line(error)}") from error
     if not callable(value):
         raise CallerError(f"{module}:{name} is a {type(value).__name__}, not a function that returns {RETURNS}")
     return value  # type: ignore[no-any-return]
