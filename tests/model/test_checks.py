@@ -153,17 +153,23 @@ def test_guards_on_nested_inputs_are_read(tmp_path):
             assert said in served(*wrong).message
 
 
-def test_guards_tell_inputs_apart_whose_names_differ_in_case_alone():
+@pytest.mark.parametrize("saved", [False, True])
+def test_guards_tell_inputs_apart_whose_names_differ_in_case_alone(saved, tmp_path):
     class Cased(nn.Module):
         def forward(self, x, X):
             x = x * 2 if x.shape[1] % 2 == 0 else -x
             return x + 1 if X.shape[1] % 3 == 0 else x
 
     x, X = torch.rand(2, 4), torch.rand(2, 9)
-    served = Served(export(Cased(), (x, X), {"x": {0: "batch", 1: "n"}, "X": {0: "batch", 1: "m"}}))
+    if saved:
+        made = torch.export.export(Cased(), (x, X), dynamic_shapes={"x": {1: AUTO}, "X": {1: AUTO}})
+        torch.export.save(made, tmp_path / "net.pt2")
+        served = Served(export_saved(tmp_path / "net.pt2"))
+    else:
+        served = Served(export(Cased(), (x, X), {"x": {1: "n"}, "X": {1: "m"}}))
     assert torch.equal(served(x, X), x * 2 + 1)
-    assert "n % 2" in served(torch.rand(2, 3), X).message
-    assert "m % 3" in served(x, torch.rand(2, 8)).message
+    assert "% 2" in served(torch.rand(2, 3), X).message
+    assert "% 3" in served(x, torch.rand(2, 8)).message
 
 
 def test_author_is_quoted_where_sizes_do_not_fit():

@@ -81,6 +81,7 @@ def export(module: torch.nn.Module, example_inputs: Example, dynamic: Dynamic | 
             run_again=partial(run, calls=2),
             examples=arguments.examples,
             labels=[name for name, _, _ in arguments.inputs],
+            sources=[name for name, _, _ in arguments.inputs],
             names=[dims for _, _, dims in arguments.inputs],
             bounds=bounds,
             constraints=constraints,
@@ -110,6 +111,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
         module = exported.module(check_guards=False)
         if not trusted:
             guard_calls(module)
+        sources = _sources(exported)
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT and not isinstance(spec.arg, TensorArgument):
             raise ProgramError(
@@ -137,6 +139,7 @@ def export_saved(path: Path, *, trusted: bool = False) -> Exported:
             run_again=run,
             examples=[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)],
             labels=[str(name) for name in exported.graph_signature.user_inputs],
+            sources=sources,
             names=names,
             bounds={name: _default(name) for name in known.values()},
             constraints=dict(exported.range_constraints),
@@ -158,6 +161,8 @@ class _Graph(NamedTuple):
     """One example per input; empty if the export kept none."""
     labels: list[str]
     """The names of the inputs."""
+    sources: list[str]
+    """The names of the inputs in the guards of the export."""
     names: list[dict[int, str]]
     """The names of each input's dynamic sizes, by dimension."""
     bounds: SizeRanges
@@ -207,7 +212,7 @@ def _conditions(
     guards = getattr(graph.exported, "_guards_code", None)
     if guards is None:
         raise ProgramError(f"PyTorch {torch.__version__} does not report the assumptions of an export; 2.11 to 2.13 do")
-    found = [each for tie in ties for each in conditions_in(tie)] + conditions_of(guards, graph.labels, shapes)
+    found = [each for tie in ties for each in conditions_in(tie)] + conditions_of(guards, graph.sources, shapes)
     for expression, message in graph.messages.items():
         if expression.free_symbols <= meanings.keys():
             found += conditions_in(expression.xreplace(dict(meanings)), message)
@@ -259,6 +264,21 @@ def _check_free(exported: ExportedProgram, inputs: Sequence[Input]) -> None:
                     f"{fixing_line(tensor, name, dim)}; to fix it to the example's size, leave it out of `dynamic` "
                     "(without `dynamic` the first dimensions vary: pass {} to fix all sizes), or change the model"
                 )
+
+
+def _sources(exported: ExportedProgram) -> list[str]:
+    """Return the names of a saved export's inputs in its guards: the arguments' own names, of which the graph has only
+    the lower case, each with the path to the tensor in the argument.
+    """
+    labels = [str(name) for name in exported.graph_signature.user_inputs]
+    signature = exported.module_call_graph[0].signature
+    names = signature.forward_arg_names if signature is not None else None
+    args, kwargs = torch.utils._pytree.tree_unflatten(list(range(len(labels))), exported.call_spec.in_spec)
+    if names is None or len(names) != len(args) + len(kwargs):
+        return labels
+    arguments = dict(zip(names, (*args, *kwargs.values()), strict=True))
+    paths, _ = torch.utils._pytree.tree_flatten_with_path(arguments)
+    return ["_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path) for path, _ in paths]
 
 
 def _input_values(exported: ExportedProgram) -> list[torch.Tensor]:
