@@ -96,6 +96,7 @@ FAULTS = {
     "input name": (lambda p: changed(p, inputs=(TensorSpec("", "FP32", (1,)),)), "names"),
     "dimension name": (lambda p: changed(p, dimensions={"a b": (1, 2)}, example={"a b": 1}), "identifier"),
     "dimension range": (lambda p: changed(p, dimensions={"batch": (2, 1)}), "not within"),
+    "dimension limit": (lambda p: changed(p, dimensions={"batch": (1, 1 << 41)}), "up to 2199023255552, the limit"),
     "example": (lambda p: changed(p, example={}), "example"),
     "weight order": (lambda p: changed(p, weights=(Weight("w", "float32", (4,), (0, 0)),)), "order does not list"),
     "layer gap": (lambda p: changed(p, layers=(Layer("", 1, 3, 0, 0, 0),)), "does not begin"),

@@ -133,7 +133,8 @@ def _check_dimensions(program: Program) -> None:
     for name, (smallest, largest) in program.dimensions.items():
         named = len(name) <= MAX_TEXT and _IDENTIFIER.fullmatch(name)
         _require(bool(named), f"dimension name {name[:80]!r} is not an identifier")
-        inside = 0 <= smallest <= program.example[name] <= largest <= MAX_SIZE
+        _require(largest <= MAX_SIZE, f"dimension {name!r} is up to {largest}, the limit is {MAX_SIZE}")
+        inside = 0 <= smallest <= program.example[name] <= largest
         _require(inside, f"dimension {name!r}: example {program.example[name]} is not within {smallest} to {largest}")
 
 
