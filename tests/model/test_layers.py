@@ -107,3 +107,8 @@ COUNTS = {
 def test_multiply_accumulates():
     for operator, (args, output, count) in COUNTS.items():
         assert macs(operator, args, output) == count, operator
+
+
+def test_a_size_that_einsum_repeats_counts_as_often_as_it_is_used():
+    for shapes in ([(3, 7, 4), (1, 4, 5)], [(1, 7, 4), (3, 4, 5)]):
+        assert macs("aten.einsum.default", ("bij,bjk->bik", shapes), (3, 7, 5)) == 3 * 7 * 4 * 5

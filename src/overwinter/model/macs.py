@@ -75,7 +75,10 @@ def _einsum(args: Arguments, _output: Shape) -> int:
         return 0
     sizes: dict[str, int] = {}
     for letters, shape in zip(equation.split("->")[0].split(","), shapes, strict=True):
-        sizes.update(zip(letters, shape, strict=True))
+        for letter, size in zip(letters, shape, strict=True):
+            # A size of 1 is repeated to the size that another tensor has.
+            if size != 1 or letter not in sizes:
+                sizes[letter] = size
     return prod(sizes.values())
 
 
