@@ -322,6 +322,38 @@ def test_an_error_without_a_text_fails_its_own_request_only(text):
     assert "raise Odd" in bad.message
 
 
+PANICS = """
+class PanicException(BaseException):
+    pass
+def panic(told):
+    raise PanicException("an index is out of range") if told else KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("step", ["preprocess(inputs, state)", "postprocess(outputs, inputs, state)"])
+def test_a_panic_of_a_library_in_rust_fails_its_own_request_only(step):
+    answers = "inputs" if step.startswith("pre") else "outputs"
+    source = f"{PANICS}def {step}: return panic(True) if inputs['x'].sum() == 0 else {answers}"
+    good, bad = sums(source).answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+    assert good["y"].tolist() == [[3.0]]
+    assert bad.error == "HandlerError"
+    assert "PanicException: an index is out of range" in bad.message
+
+
+@pytest.mark.parametrize("source", ["panic(True)", "def setup(assets): panic(True)"])
+def test_a_panic_of_a_library_in_rust_fails_the_bind(source):
+    with pytest.raises(HandlerError, match="could not be set up: PanicException"):
+        Handler(Code(PANICS + source), {})
+
+
+def test_a_deployer_can_interrupt_its_trial_of_a_handler():
+    handler = Handler(Code(f"{PANICS}def preprocess(inputs, state): panic(False)"), {})
+    with pytest.raises(KeyboardInterrupt):
+        handler.preprocess({})
+    with pytest.raises(KeyboardInterrupt):
+        Handler(Code(f"{PANICS}panic(False)"), {})
+
+
 INDESCRIBABLE = {
     "name of a class": """
 class Meta(type):

@@ -23,8 +23,10 @@ from overwinter.worker.values import Value, plain
 
 Step = Callable[..., Any]
 FILENAME = "handler.py"
-FAILURES = (Exception, SystemExit)
-"""The exceptions that the author's code may fail with. SystemExit is one of them: the worker must survive it."""
+FAILURES = BaseException
+"""What the author's code may fail with. The worker must survive SystemExit, too, and the panics of libraries in Rust
+(`PanicException`), which have no other public class.
+"""
 
 
 class Code:
@@ -177,6 +179,7 @@ def _described(step: str) -> Iterator[None]:
         # The text of any other error may come from code of the author, too.
         if type(error) in (CallerError, HandlerError) and all(type(each) is str for each in error.args):
             raise
+        _raise_interrupt(error)
         raise HandlerError(f"{step} failed, or returned no dict of named values, and describing that failed") from error
 
 
@@ -228,9 +231,16 @@ def _not_set_up(error: BaseException) -> HandlerError:
 
 def _error_text(error: BaseException) -> str:
     """Format an error with the last line of the author's code in its traceback, in text that can be sent."""
+    _raise_interrupt(error)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME]
     where = f" (line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return _text(f"{type(error).__name__}: {_said(error)}{where}")
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    """Raise the error again if it is an interrupt, by which a deployer ends a trial of a handler on its own machine."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
 
 
 def _said(error: BaseException) -> str:
