@@ -13,6 +13,7 @@ from overwinter.core.tensor import TensorSpec
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.profiling.measuring import least_rows
+from overwinter.worker import values
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Failure
 from overwinter.worker.runner import Prepared, Runner
@@ -410,6 +411,28 @@ HALVES = {
 def test_a_shared_run_copies_only_what_a_handler_makes_and_may_send(monkeypatch, half):
     source, nbytes = HALVES[half]
     assert copied_bytes(monkeypatch, source) == nbytes
+
+
+REPEATED = """
+large = bytes(1 << 20)
+def postprocess(outputs, inputs, state):
+    return {"text": [large] * (65 if inputs["x"].sum() == 0 else 1)}
+"""
+
+
+@pytest.mark.parametrize("declared", [(), (TensorSpec("text", "BYTES", ("found",)),)])
+def test_a_handler_that_returns_one_large_element_many_times_fails_alone(declared, monkeypatch):
+    def refused(elements):
+        raise MemoryError
+
+    monkeypatch.setattr(values, "pack_bytes", refused)
+    exported = export(Sums().eval(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch"}})
+    prepared = Prepared(encode_program(exported.program))
+    runner = Runner("f@1", prepared, exported.weights, Handler(Code(REPEATED), {}), declared)
+    good, bad = runner.answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
+    assert [each.meta.nbytes for each in encode_outputs(good)] == [4 + (1 << 20)]
+    with pytest.raises(HandlerError, match=str(65 * (4 + (1 << 20)))):
+        encode_outputs(bad)
 
 
 def test_requests_that_cannot_be_joined_run_alone(monkeypatch):

@@ -73,7 +73,7 @@ class EncodedTensor:
     """A tensor to be written into a buffer: its description and the source of its bytes."""
 
     def __init__(self, name: str, value: Value) -> None:
-        self._bytes: bytes | None = None
+        self._elements: list[bytes] | None = None
         self._tensor: torch.Tensor | None = None
         if isinstance(value, torch.Tensor):
             value = self._tensor = plain(name, value)
@@ -88,13 +88,15 @@ class EncodedTensor:
             shape: tuple[int, ...] = (len(rows), len(rows[0])) if rows else (len(value),)
             if isinstance(value, NoRows):
                 shape = (0, value.width)
-            self._bytes = pack_bytes(elements)
-            self.meta = TensorMeta(name, BYTES, shape, len(self._bytes))
+            # They are packed when they are written. Before, their limits are checked: a list may name one large object
+            # many times, and would take far more memory than the handler did.
+            self._elements = elements
+            self.meta = TensorMeta(name, BYTES, shape, sum(4 + len(element) for element in elements))
 
     def write(self, target: mmap.mmap | bytearray, offset: int) -> None:
         """Copy the bytes to their place; raise HandlerError if that is impossible."""
-        if self._bytes is not None:
-            target[offset : offset + len(self._bytes)] = self._bytes
+        if self._elements is not None:
+            target[offset : offset + self.meta.nbytes] = pack_bytes(self._elements)
         elif self._tensor is not None and self._tensor.numel():
             count = self._tensor.numel()
             place = torch.frombuffer(target, dtype=self._tensor.dtype, count=count, offset=offset)
