@@ -266,6 +266,14 @@ def postprocess(outputs, inputs, state):
     assert shapes == [(2, 2), (0, 2)]
 
 
+def test_without_preprocess_a_request_may_have_strings_for_postprocess():
+    source = "def postprocess(outputs, inputs, state): return {'names': inputs['names'], 'sum': outputs['sum']}"
+    made, _ = runner(source)
+    outcomes = made.answer([{**ids([1, 2, 3]), "names": [name]} for name in (b"a", b"b")])
+    assert [outcome["names"] for outcome in outcomes] == [[b"a"], [b"b"]]
+    assert torch.allclose(outcomes[0]["sum"], expected(ids([1, 2, 3])))
+
+
 class Sums(torch.nn.Module):
     def forward(self, x):
         return {"y": x.sum(dim=1, keepdim=True)}

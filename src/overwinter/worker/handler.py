@@ -137,10 +137,11 @@ class Handler:
         """Return the program's inputs by name. Raises HandlerError if the code fails (with the author's line) or
         does not return tensors by name, and CallerError if the code raises it.
         """
-        values: Mapping[str, object] = inputs
+        if self._preprocess is None:
+            # Inputs of BYTES are for `postprocess`.
+            return {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         with _described("preprocess"):
-            if self._preprocess is not None:
-                values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
+            values = self._call("preprocess", self._preprocess, dict(inputs), self._state)
             return {name: _tensor(name, value) for name, value in values.items()}
 
     def postprocess(self, outputs: dict[str, torch.Tensor], inputs: dict[str, Value]) -> dict[str, Value]:
