@@ -84,6 +84,16 @@ def test_a_block_cut_short_is_not_mapped(tmp_path):
             read_all(file.fileno(), 4)
 
 
+def test_an_asset_is_read_whole_although_one_call_reads_a_part(tmp_path, monkeypatch):
+    path, pread = tmp_path / "asset", os.pread
+    path.write_bytes(b"more than one call reads")
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: pread(fd, min(nbytes, 5), at))
+    with path.open("rb") as file:
+        assert read_all(file.fileno(), 24) == b"more than one call reads"
+        with pytest.raises(StoreError, match="25 bytes has only 24"):
+            read_all(file.fileno(), 25)
+
+
 def test_a_program_that_changed_in_memory_is_not_read(tmp_path):
     path, content = tmp_path / "program", b"content"
     path.write_bytes(content)

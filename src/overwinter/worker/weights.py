@@ -137,8 +137,11 @@ def _are_equal(own: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def read_all(fd: int, nbytes: int) -> bytes:
-    """Return the whole content of a small blob."""
+    """Return the whole content of a blob; raise StoreError if the file is shorter."""
     data = os.pread(fd, nbytes, 0)
+    # One call reads 2 GiB at most, and an asset may be larger.
+    while len(data) < nbytes and (more := os.pread(fd, nbytes - len(data), len(data))):
+        data += more
     if len(data) != nbytes:
         raise StoreError(f"a blob of {nbytes} bytes has only {len(data)} in the host store")
     return data
