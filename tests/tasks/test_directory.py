@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tokenizers import processors
 
 from overwinter.core.errors import AuthorError, CallerError, ProgramError
 from overwinter.tasks.directory import TASKS, export_directory, open_directory
@@ -183,6 +184,18 @@ def test_texts_are_cut_to_the_fixed_length_of_a_program(longest, tmp_path):
     opened = open_directory(path, "text-classification", {"truncation": True, "sequence": 16})
     given = Handler(Code(opened.handler), opened.assets).preprocess({"text": [b"works " * 40]})
     assert given["input_ids"].shape == (1, 16)
+
+
+@pytest.mark.parametrize("options", [{}, {"sequence": 16}])
+def test_a_text_without_tokens_is_refused_also_among_others(options, tmp_path):
+    tokens = tokenizer()
+    tokens.backend_tokenizer.post_processor = processors.TemplateProcessing("$A", "$A $B", [])
+    path = text_directory(tmp_path, "BertModel", tokens=tokens)
+    opened = open_directory(path, "feature-extraction", {"pooling": "mean", **options})
+    handler = Handler(Code(opened.handler), opened.assets)
+    for texts, number in (([b""], 0), ([b"rain", b" "], 1)):
+        with pytest.raises(CallerError, match=f"element {number} of input 'text' has no tokens"):
+            handler.preprocess({"text": texts})
 
 
 @pytest.mark.parametrize(

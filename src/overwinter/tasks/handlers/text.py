@@ -35,7 +35,7 @@ def preprocess(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> dict[st
 
 
 def tokenized(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> list[Encoding]:
-    """Tokenize each text."""
+    """Tokenize each text; raise CallerError if there is none, or one cannot be tokenized."""
     if not inputs["text"]:
         raise CallerError("input 'text' is empty")
     try:
@@ -43,7 +43,12 @@ def tokenized(inputs: dict[str, list[bytes]], state: dict[str, Any]) -> list[Enc
     except UnicodeDecodeError as error:
         raise CallerError(f"input 'text' is not UTF-8: {error}") from error
     # Encode one by one: a batch would start threads, which a sandbox may not allow.
-    return [state["tokenizer"].encode(text) for text in texts]
+    tokens = [state["tokenizer"].encode(text) for text in texts]
+    for number, text in enumerate(tokens):
+        if not text.ids:
+            # A model would answer for the padding alone.
+            raise CallerError(f"element {number} of input 'text' has no tokens: give it words")
+    return tokens
 
 
 def padded(rows: list[list[int]], filler: int, state: dict[str, Any]) -> torch.Tensor:
