@@ -308,6 +308,39 @@ def test_a_handler_may_return_one_tensor_for_all_requests_of_a_run(step):
     assert [each["y"].tolist() for each in answers] == [[[3.0]], [[6.0]], [[9.0]]]
 
 
+class Anchored(torch.nn.Module):
+    """A model with an output that is the same in all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("base", torch.ones(3))
+
+    def forward(self, x):
+        return {"shift": x * 2, "anchor": (self.base * 10).expand(x.shape[0], 3)}
+
+
+def test_a_handler_may_write_to_outputs_that_are_the_same_in_all_rows_of_a_run():
+    exported = export(Anchored().eval(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch"}})
+    source = "def postprocess(outputs, inputs, state): return {'y': outputs['anchor'].add_(outputs['shift'])}"
+    made = Runner("f@1", Prepared(encode_program(exported.program)), exported.weights, Handler(Code(source), {}))
+    assert made.prepared.joinable
+    answers = made.answer([{"x": torch.full((1, 3), float(number))} for number in (1, 2, 3)])
+    assert [each["y"][0, 0].item() for each in answers] == [12.0, 14.0, 16.0]
+
+
+class Total(torch.nn.Module):
+    def forward(self, x):
+        return {"total": x.sum()}
+
+
+def test_a_handler_may_read_an_output_of_no_dimensions():
+    exported = export(Total().eval(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch"}})
+    source = "def postprocess(outputs, inputs, state): return {'total': outputs['total'].add_(1)}"
+    made = Runner("f@1", Prepared(encode_program(exported.program)), exported.weights, Handler(Code(source), {}))
+    answers = made.answer([{"x": torch.full((1, 3), float(number))} for number in (1, 2)])
+    assert [each["total"].item() for each in answers] == [4.0, 7.0]
+
+
 ODD = """
 class Odd(Exception):
     def __str__(self):

@@ -177,6 +177,10 @@ class Runner:
         """
         if self._handler is None:
             return dict(outputs)
+        if shares and self._handler.makes_answers:
+            # Rows that the program expanded have the same memory as those of other requests, and it may write to them.
+            alike = {name for name, value in outputs.items() if value.dim() and not value.stride(0)}
+            outputs = {name: self._copied(value) if name in alike else value for name, value in outputs.items()}
         with self._handling:
             values = self._handler.postprocess(outputs, request)
         for spec in self._handler_outputs:
@@ -189,10 +193,11 @@ class Runner:
 
     def _copy(self, value: Value) -> Value:
         # A larger one is refused when it is sent. It may be an expanded view, whose copy would take far more memory.
-        if not isinstance(value, torch.Tensor) or value.nbytes > ANSWER_BYTES_MAX:
-            return value
+        return self._copied(value) if isinstance(value, torch.Tensor) and value.nbytes <= ANSWER_BYTES_MAX else value
+
+    def _copied(self, output: torch.Tensor) -> torch.Tensor:
         try:
-            return value.clone()
+            return output.clone()
         except RuntimeError as error:
             raise HandlerError(f"an output of {self.function} cannot be copied: {error}") from error
 
