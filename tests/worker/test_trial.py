@@ -1,9 +1,11 @@
 """A new version that fails its author's requests is refused; one that fails only a generated request gets a warning."""
 
+import threading
+
 import pytest
 import torch
 
-from overwinter.core.errors import CallerError, HandlerError
+from overwinter.core.errors import CallerError, HandlerError, ProgramError
 from overwinter.core.tensor import TensorSpec
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
@@ -93,6 +95,21 @@ def test_a_handler_that_never_returns_on_a_sample_is_refused(prepared, monkeypat
     made = runner(prepared, "def preprocess(inputs, state):\n    while True:\n        pass\n")
     with pytest.raises(HandlerError, match="sample 1.*more than 1 s"):
         trial.check_samples(made, [{"x": torch.ones(1, 3)}])
+
+
+def test_a_program_that_takes_too_long_on_a_sample_is_refused_by_name(prepared, monkeypatch):
+    monkeypatch.setattr(trial, "SAMPLES_S", 1)
+    made = runner(prepared, "")
+    made._run = lambda weights, inputs: threading.Event().wait(60)
+    with pytest.raises(ProgramError, match="does not answer sample 1.*more than 1 s"):
+        trial.check_samples(made, [{"x": torch.ones(1, 3)}])
+
+
+def test_the_sample_whose_answer_is_too_large_is_named_by_its_number(prepared):
+    large = "{'y': torch.zeros(1).expand(1 << 30)} if inputs['x'].sum() else outputs"
+    made = runner(prepared, f"import torch\ndef postprocess(outputs, inputs, state): return {large}")
+    with pytest.raises(HandlerError, match="sample 2: the answer has 4294967296 bytes"):
+        trial.check_samples(made, [{"x": torch.zeros(1, 3)}, {"x": torch.ones(1, 3)}])
 
 
 def test_the_sample_that_failed_is_named_by_its_number(prepared):

@@ -13,7 +13,7 @@ from types import FrameType
 
 import torch
 
-from overwinter.core.errors import HandlerError, error_named
+from overwinter.core.errors import HandlerError, OverwinterError, ProgramError, error_named
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, TensorSpec
 from overwinter.model.operators import FAIL_FOR_SOME_VALUES
 from overwinter.model.structure import BATCH
@@ -84,12 +84,18 @@ def generated_warning(runner: Runner, inputs: tuple[TensorSpec, ...]) -> str:
 
 
 def _failure(runner: Runner, request: NamedValues) -> Failure | None:
-    [outcome] = runner.answer([request])
-    if isinstance(outcome, Failure):
-        return outcome
-    # Encode the answer as a worker does, but without a buffer.
-    for encoded in encode_outputs(outcome):
-        encoded.write(bytearray(encoded.meta.nbytes), 0)
+    try:
+        [outcome] = runner.answer([request])
+        if isinstance(outcome, Failure):
+            return outcome
+        # Encode the answer as a worker does, but without a buffer.
+        for encoded in encode_outputs(outcome):
+            encoded.write(bytearray(encoded.meta.nbytes), 0)
+    except OverwinterError as error:
+        return Failure(type(error).__name__, str(error))
+    except TimeoutError as error:
+        # The handler would have raised HandlerError.
+        return Failure(ProgramError.__name__, str(error))
     return None
 
 
