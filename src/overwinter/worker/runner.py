@@ -83,6 +83,8 @@ class Runner:
         self.weights = weights
         self._handler = handler
         self._handling = threading.Lock()
+        # With a handler, a caller chooses neither the names nor the datatypes of the program's inputs.
+        self._fault: type[OverwinterError] = CallerError if handler is None else HandlerError
         self._declared = prepared.declared
         self._differing: WeakKeyDictionary[Runner, frozenset[int]] = WeakKeyDictionary()
 
@@ -137,9 +139,9 @@ class Runner:
         for spec in self.program.inputs:
             value = values.get(spec.name)
             if not isinstance(value, torch.Tensor):
-                raise CallerError(f"the program of {self.function} needs a tensor {spec.name!r}, got {sorted(values)}")
+                raise self._fault(f"the program of {self.function} needs a tensor {spec.name!r}, got {sorted(values)}")
             if value.dtype != TORCH_DTYPES[spec.datatype]:
-                raise CallerError(f"input {spec.name!r} of {self.function} must be {spec.datatype}, not {value.dtype}")
+                raise self._fault(f"input {spec.name!r} of {self.function} must be {spec.datatype}, not {value.dtype}")
             tensors.append(value)
         self._check_sizes(tensors)
         try:
@@ -152,11 +154,13 @@ class Runner:
             raise CallerError(f"the inputs of {self.function} cannot be copied: {error}") from error
 
     def _check_sizes(self, tensors: list[torch.Tensor]) -> None:
-        """Raise CallerError unless every size is within the range of the export: outside, outputs may be wrong."""
+        """Raise CallerError unless every size is within the range of the export: outside, outputs may be wrong. Sizes
+        that a handler makes depend on the request.
+        """
         sizes: dict[str, int] = {}
         for spec, tensor in zip(self.program.inputs, tensors, strict=True):
             if tensor.dim() != len(spec.shape):
-                raise CallerError(
+                raise self._fault(
                     f"input {spec.name!r} of {self.function} has {tensor.dim()} dimensions; its shape must be "
                     f"{list(spec.shape)}"
                 )
