@@ -9,6 +9,8 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 
+import torch
+
 HANDLER_LIBRARIES = (
     "tokenizers",
     "torch.nn.utils.rnn",
@@ -32,9 +34,10 @@ def import_ahead(names: Collection[str]) -> Iterator[str]:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a library may raise anything; workers import what they need themselves
             if name in names or not isinstance(error, ImportError):
                 yield f"{name} could not be imported in advance: {type(error).__name__}: {error}"
+    # Python reseeds its own generator in each fork. Those of PyTorch and NumPy would give every fork the same numbers.
+    os.register_at_fork(after_in_child=torch.default_generator.seed)
     generator = sys.modules.get("numpy.random")
     if generator is not None:
-        # Python reseeds its own generator in each fork. NumPy's would give every fork the same numbers.
         os.register_at_fork(after_in_child=generator.seed)
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
