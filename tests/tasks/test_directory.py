@@ -154,6 +154,15 @@ def test_images_of_different_sizes_are_refused_if_the_processor_keeps_their_size
         image.preprocess({"image": contents}, state)
 
 
+def test_an_image_that_needs_too_much_memory_is_refused_for_that(monkeypatch):
+    def without_memory(file):
+        raise MemoryError
+
+    monkeypatch.setattr(image.Image, "open", without_memory)
+    with pytest.raises(CallerError, match="element 1 of input 'image' has too many pixels.*memory_mib"):
+        image.read(1, b"", {})
+
+
 def test_processor_that_does_more_than_the_handler_is_refused(tmp_path):
     processor = transformers.MobileViTImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_flip_channel_order=True

@@ -36,6 +36,12 @@ def read(number: int, content: bytes, state: dict[str, Any]) -> torch.Tensor:
     """Decode one image; raise CallerError if that is impossible."""
     try:
         return pixels(content, state)
+    except MemoryError as error:
+        # Pillow raises it without a text.
+        raise CallerError(
+            f"element {number} of input 'image' has too many pixels for the memory of a worker: send a smaller image, "
+            "or deploy with a higher memory_mib"
+        ) from error
     except Exception as error:
         raise CallerError(f"element {number} of input 'image' cannot be read as an image: {error}") from error
 
