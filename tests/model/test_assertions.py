@@ -9,7 +9,8 @@ from overwinter.model.export import export, export_saved
 from overwinter.model.liveness import live_in, live_out
 from overwinter.model.program import decode_program, encode_program, validate
 from overwinter.worker.messages import Failure
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner
 from tests.model.test_checks import Served
 
 X = torch.arange(1.0, 25.0).reshape(4, 6)

@@ -13,7 +13,8 @@ from overwinter.model.export import export, export_saved
 from overwinter.model.program import Call, Slot, Value, encode_program, validate
 from overwinter.model.structure import Term
 from overwinter.worker.messages import Failure
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner
 from tests.model.tiny import make_program
 
 AUTO = Dim.AUTO

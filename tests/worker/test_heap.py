@@ -55,10 +55,37 @@ for _ in range(5):
 print(given)
 """
 
+POPULATED = """
+import ctypes, resource, threading
+from overwinter.worker import heap
+from overwinter.worker.programs import _tensors_outside_heap
 
-def reported_kib(code: str) -> int:
-    """Run this code in a process, and return the number of KiB that it prints."""
-    environment = {**os.environ, **ZYGOTE_ENVIRONMENT}
+def faults_of_a_run(nbytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    run = torch.zeros(nbytes, dtype=torch.uint8)
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert not run.any()
+    return found
+
+with _tensors_outside_heap():
+    pass
+nbytes = 8 << 20
+faults_of_a_run(nbytes)
+release_heap()
+without = faults_of_a_run(nbytes)
+release_heap()
+heap.populate_heap(nbytes)
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
+# The heap may have grown by huge pages.
+print(without - faults_of_a_run(nbytes) if without > 1000 else -1)
+"""
+
+
+def reported(code: str, **options: str) -> int:
+    """Run this code in a process with these environment variables, and return the number that it prints."""
+    environment = {**os.environ, **ZYGOTE_ENVIRONMENT, **options}
     result = subprocess.run(
         [sys.executable, "-c", COUNTS + code], capture_output=True, check=True, text=True, env=environment
     )
@@ -66,7 +93,7 @@ def reported_kib(code: str) -> int:
 
 
 def test_the_end_of_a_heap_of_huge_pages_is_given_back():
-    given = reported_kib(END_OF_HEAP)
+    given = reported(END_OF_HEAP)
     if given < 0:
         pytest.skip("the system had no huge pages")
     assert given > 512
@@ -74,4 +101,12 @@ def test_the_end_of_a_heap_of_huge_pages_is_given_back():
 
 def test_buffers_for_products_of_matrices_are_given_back():
     # Everything else was released by the call before.
-    assert reported_kib(BUFFERS) > 512
+    assert reported(BUFFERS) > 512
+
+
+def test_a_run_takes_few_page_faults_after_its_memory_was_populated():
+    # The requests of workers for huge pages are ignored.
+    fewer = reported(POPULATED, GLIBC_TUNABLES="")
+    if fewer < 0:
+        pytest.skip("the system gives huge pages unasked")
+    assert fewer > 1000

@@ -7,7 +7,8 @@ import torch
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker.measure import SelfMeasurement, kibibytes
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner
 
 SMAPS = """\
 7f0000000000-7f0000100000 rw-p 00000000 00:00 0                          [heap]

@@ -16,7 +16,8 @@ from overwinter.profiling.measuring import least_rows
 from overwinter.worker import values
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Failure
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner
 from overwinter.worker.values import encode_outputs
 
 

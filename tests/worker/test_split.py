@@ -10,7 +10,8 @@ from overwinter.model.closeness import ClosenessMeter, bound_of
 from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker.messages import Failure
-from overwinter.worker.runner import Prepared, Runner, answer
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner, answer
 from overwinter.worker.split import SPLITS_KEPT
 from overwinter.worker.weights import differing_weights
 

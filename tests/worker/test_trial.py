@@ -11,7 +11,8 @@ from overwinter.model.export import export
 from overwinter.model.program import encode_program
 from overwinter.worker import trial
 from overwinter.worker.handler import Code, Handler
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner
 
 TEXTS = (TensorSpec("text", "BYTES", ("batch", 2)), TensorSpec("scale", "FP32", ("n",)))
 LENGTHS = """

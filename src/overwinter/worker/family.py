@@ -17,7 +17,8 @@ from overwinter.worker.channel import close_all
 from overwinter.worker.handler import Assets, Code, Handler
 from overwinter.worker.messages import Bind, Load, Trial
 from overwinter.worker.pool_calls import PoolCalls, is_sendable
-from overwinter.worker.runner import Compiled, Prepared, Runner
+from overwinter.worker.prepared import Compiled, Prepared
+from overwinter.worker.runner import Runner
 from overwinter.worker.trial import check_samples, check_size, generated_warning, run_on_zeros
 from overwinter.worker.values import read_requests
 from overwinter.worker.weights import Blocks, MappedBlock, read_all, read_program, weight_tensors

@@ -27,6 +27,7 @@ from overwinter.worker.batches import run_batch, unbound_failure
 from overwinter.worker.buffer import Slot
 from overwinter.worker.channel import Channel, ChannelClosedError
 from overwinter.worker.family import Family
+from overwinter.worker.heap import populate_heap
 from overwinter.worker.inbox import Inbox
 from overwinter.worker.measure import SelfMeasurement
 from overwinter.worker.messages import (
@@ -48,7 +49,8 @@ from overwinter.worker.messages import (
     Unbind,
 )
 from overwinter.worker.pool_calls import PoolCalls
-from overwinter.worker.runner import Prepared, Runner
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import Runner
 from overwinter.worker.shortage import lacks_memory
 
 Job = Callable[[], Answer | Bound | BindFailed]
@@ -222,7 +224,11 @@ class Worker:
             return False
         try:
             family = family_or_error()
-            warning = family.take(bind, bind_fds)()
+            finish = family.take(bind, bind_fds)
+            if load.program in self._prepared and not (load.on_trial or load.measured or load.handler_only):
+                # Not before, because blocks cannot be mapped meanwhile. A worker that compiles is busy long enough.
+                populate_heap(family.prepared.activation_bytes)
+            warning = finish()
             self._start_threads(load.concurrency, load.threads)
         except Exception as error:  # noqa: BLE001 - the boundary to an untested program and handler
             self._channel.send(LoadFailed(*_fault(bind.function, error)))

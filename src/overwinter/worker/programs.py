@@ -15,7 +15,8 @@ from overwinter.worker.channel import close_all
 from overwinter.worker.family import Family
 from overwinter.worker.heap import release_heap
 from overwinter.worker.messages import Prepare
-from overwinter.worker.runner import OPERATOR_ERRORS, Prepared
+from overwinter.worker.prepared import Prepared
+from overwinter.worker.runner import OPERATOR_ERRORS
 from overwinter.worker.shortage import lacks_memory
 
 _libc = ctypes.CDLL(None)
@@ -73,6 +74,7 @@ class Programs(Mapping[Address, Prepared]):
                 raise
             # It is compiled, and may run on other values than zeros.
             _log(f"{message.bind.function} is compiled, but fails on zeros: {error}")
+        _ = family.prepared.activation_bytes
         return family.prepared
 
     def forget(self, program: Address) -> None:

@@ -15,17 +15,14 @@ import torch
 
 from overwinter.core.errors import ActivationsError, CallerError, HandlerError, OverwinterError
 from overwinter.core.tensor import ANSWER_BYTES_MAX, BYTES, TensorSpec
-from overwinter.model.compile import compile_program, value_checks
-from overwinter.model.declared_outputs import DeclaredOutputs
-from overwinter.model.program import Program, decode_program
 from overwinter.model.structure import BATCH
 from overwinter.worker.handler import Handler
 from overwinter.worker.messages import Failure
-from overwinter.worker.split import FunctionBatch, Splits
+from overwinter.worker.prepared import Compiled, Prepared
+from overwinter.worker.split import FunctionBatch
 from overwinter.worker.values import TORCH_DTYPES, EncodedTensor, NoRows, Value
 from overwinter.worker.weights import differing_weights
 
-Compiled = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], tuple[torch.Tensor, ...]]
 NamedValues = dict[str, Value]
 Outcome = dict[str, Value] | Failure
 ProgramOutcome = dict[str, torch.Tensor] | Failure
@@ -36,23 +33,6 @@ OPERATOR_ERRORS = (RuntimeError, ArithmeticError, IndexError, ValueError, TypeEr
 """The exceptions that operators raise for inputs on which they cannot run."""
 ONE_REQUEST_ERRORS = {CallerError.__name__, HandlerError.__name__, ActivationsError.__name__}
 """The errors of a batch that a single one of its requests may have caused."""
-
-
-class Prepared:
-    """A compiled program without weights."""
-
-    def __init__(self, content: bytes, run: Compiled | None = None) -> None:
-        """`run` takes the place of the compiled program; then nothing is compiled."""
-        self.program: Program = decode_program(content)
-        self.run: Compiled = run or compile_program(self.program)
-        self.declared = DeclaredOutputs(self.program)
-        self.splits = Splits(self.program)
-        self.joinable = not self.program.batching_obstacle
-        """Whether requests may share a run, judged by the shapes that the program declares."""
-
-    def unchecked(self) -> Compiled:
-        """Return the program without checks of tensor values, which zeros may violate."""
-        return compile_program(self.program, checks_values=False) if value_checks(self.program) else self.run
 
 
 class Runner:

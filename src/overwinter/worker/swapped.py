@@ -14,7 +14,7 @@ from overwinter.device.function import DeviceFunction, DeviceProgram, EmptyProgr
 from overwinter.device.null import NullProgram
 from overwinter.device.swap import Route
 from overwinter.worker.own_device import OwnDevice
-from overwinter.worker.runner import Prepared
+from overwinter.worker.prepared import Prepared
 from overwinter.worker.weights import MappedBlock
 
 NumberedPosition = tuple[int, WeightPosition]

@@ -52,10 +52,10 @@ from overwinter.worker.messages import (
     Waiting,
 )
 from overwinter.worker.orphans import kill_orphans
+from overwinter.worker.prepared import Prepared
 from overwinter.worker.process import STACK_BYTES, Worker
 from overwinter.worker.programs import Programs
 from overwinter.worker.python_paths import python_paths
-from overwinter.worker.runner import Prepared
 from overwinter.worker.sandbox import Sandbox, WorkerLimits, die_with_parent
 
 SHARED_USER_THREADS_MAX = 1 << 13
