@@ -21,7 +21,7 @@ _libc.sbrk.restype = ctypes.c_void_p
 _libc.sbrk.argtypes = (ctypes.c_ssize_t,)
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, which Linux 5.14 introduced."""
-POPULATED_LEAST_BYTES, POPULATED_MOST_BYTES = 1 << 20, 24 << 20
+POPULATED_LEAST_BYTES, POPULATED_MOST_BYTES = 4 << 20, 24 << 20
 """For less, a thread is not worth its start. More may be too large for the heap (LARGEST_IN_HEAP_BYTES)."""
 
 
