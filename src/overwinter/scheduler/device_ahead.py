@@ -8,10 +8,10 @@ call that reads a new weight (on a GPU: before the next block is registered), or
 (`limit_preparation` in device_runs.py). Then the device prepares again when it has been idle for IDLE_S, so that a
 client with one request after the other does not wait for a preparation at each of them. If an executor dies during a
 preparation, or is killed because it hangs, the function is not prepared again, and others of its tenant only after
-UNPREPARED_S. The death because of a missing block does not count, unless that happens twice in a row. The end of the
-executor counts as a failure neither of the device nor of the requests that waited for the end of the preparation. After
-a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for UNPREPARED_S
-either.
+UNPREPARED_S. A death because of a missing block does not count, unless a block is missing twice in a row. The end of
+the executor counts as a failure neither of the device nor of the requests that waited for the end of the preparation.
+After a preparation that delays a run for longer than DELAY_MAX_S, no function of its tenant is prepared for
+UNPREPARED_S either.
 """
 
 from itertools import islice

@@ -28,7 +28,7 @@ class Prepared:
 
     @cached_property
     def activation_bytes(self) -> int:
-        """The memory of a run on inputs of the example's sizes. A zygote computes it, so that its workers have it."""
+        """The memory of a run on inputs of the example's sizes."""
         return peak_activation_bytes(self.program)
 
     def unchecked(self) -> Compiled:

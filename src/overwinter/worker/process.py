@@ -226,7 +226,8 @@ class Worker:
             family = family_or_error()
             finish = family.take(bind, bind_fds)
             if load.program in self._prepared and not (load.on_trial or load.measured or load.handler_only):
-                # Not before, because blocks cannot be mapped meanwhile. A worker that compiles is busy long enough.
+                # After the blocks are mapped, because the kernel maps none while it populates memory. Only in a worker
+                # that was forked with compiled programs are large tensors in the heap.
                 populate_heap(family.prepared.activation_bytes)
             warning = finish()
             self._start_threads(load.concurrency, load.threads)

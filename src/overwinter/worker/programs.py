@@ -74,6 +74,7 @@ class Programs(Mapping[Address, Prepared]):
                 raise
             # It is compiled, and may run on other values than zeros.
             _log(f"{message.bind.function} is compiled, but fails on zeros: {error}")
+        # Computed here, so that workers need not compute it.
         _ = family.prepared.activation_bytes
         return family.prepared
 
