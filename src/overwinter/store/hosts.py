@@ -50,8 +50,10 @@ class HostStores:
     def _settled_bytes(self) -> int | None:
         """Return the bytes that the stores hold; None while blocks are being copied or removed."""
         stores = list(self._stores.values())
+        # First, so that a change that begins after it is seen here, or as another sum in the next call.
+        held = sum(store.occupied_bytes for store in stores)
         is_changing = any(store.is_copying for store in stores) or self.removals.sizes
-        return None if is_changing else sum(store.occupied_bytes for store in stores)
+        return None if is_changing else held
 
     def sweep(self, needed: Mapping[StoreName, Iterable[Sized]]) -> None:
         """Remove all blocks that are not `needed`, those of an earlier run of the node too, and the unused stores."""
