@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-import msgspec
-
 from overwinter.core.errors import WorkerError
 from overwinter.core.ids import Address, FunctionId, StoreName, WorkerId
 from overwinter.node.ahead import AheadProcesses
@@ -181,18 +179,18 @@ class Processes:
         """Receive the messages of a worker from now on."""
         self.forks.listen(process, partial(self._handle, process), partial(self._ended, process))
 
-    def bind(self, process: WorkerProcess, function: DeployedFunction, fds: Sequence[int], done: BindCallback) -> None:
-        """Let a worker bind a further function; `done` gets the result, unless the worker ends before. `fds`: the
-        descriptors of the blocks that it lacks, then of the assets. Raises ValueError for a bound function or one of
-        another family.
+    def bind(
+        self, process: WorkerProcess, function: DeployedFunction, bind: Bind, fds: Sequence[int], done: BindCallback
+    ) -> None:
+        """Let a worker bind a further function with its message; `done` gets the result, unless the worker ends before.
+        `fds`: the descriptors of the blocks that the message hands over, then of the assets. Raises ValueError for a
+        bound function or one of another family.
         """
         if function.family != process.family:
             raise ValueError(f"{function.id} is not of the family of worker {process.worker}")
         function.recent_output = process.recent_output
-        bind = function.bind_message()
-        handed = tuple(process.bindings.lacking(bind, function.store))
         process.bindings.begin(function, bind, done, fds)
-        self.forks.send(process, msgspec.structs.replace(bind, handed=handed, trial=None), fds)
+        self.forks.send(process, bind, fds)
 
     def unbind(self, process: WorkerProcess, function: FunctionId) -> None:
         """Let a worker unbind a function without runs in progress; raise ValueError if it is not bound."""

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+import msgspec
+
 from overwinter.core.actions import Bind, StartWorker
 from overwinter.core.errors import StoreError, WorkerError
 from overwinter.core.events import BindFailed, Bound, Event, WorkerExited
@@ -229,16 +231,17 @@ class WorkerActions:
             # The worker's exit is about to reach the scheduler.
             return
         message = function.bind_message()
-        lacking = [message.blocks[index][0] for index in process.bindings.lacking(message, function.store)]
+        handed = tuple(process.bindings.lacking(message, function.store))
+        message = msgspec.structs.replace(message, handed=handed, trial=None)
         try:
-            fds = host.open([*lacking, *function.assets()])
+            fds = host.open([*(message.blocks[index][0] for index in handed), *function.assets()])
         except StoreError as error:
             lost = lacks_blocks(function, host)
             text = self._registry.error_text(function, error)
             self._post(BindFailed(action.worker, action.function, action.operation, "StoreError", text, lost))
             return
         try:
-            self._processes.bind(process, function, fds, partial(self._bind_ended, action))
+            self._processes.bind(process, function, message, fds, partial(self._bind_ended, action))
         finally:
             close_all(fds)
 
