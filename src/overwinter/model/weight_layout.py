@@ -17,4 +17,6 @@ def strides(weight: Weight) -> tuple[int, ...]:
 
 def shaped(flat: torch.Tensor, weight: Weight) -> torch.Tensor:
     """Return the weight of these elements, which are in the order of `weight.order`."""
-    return flat.as_strided(weight.shape, strides(weight))
+    if weight.order:
+        return flat.as_strided(weight.shape, strides(weight))
+    return flat if len(weight.shape) == 1 else flat.view(weight.shape)

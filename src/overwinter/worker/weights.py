@@ -25,6 +25,18 @@ from overwinter.store.packing import LARGE_BYTES
 _StoredBlock = tuple[StoreName, Address]
 
 
+class _Mapping:
+    """Ends a mapping when it is garbage."""
+
+    __slots__ = ("_address", "_nbytes")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self._address, self._nbytes = address, nbytes
+
+    def __del__(self) -> None:
+        unmap(self._address, self._nbytes)
+
+
 class MappedBlock:
     """One block in this process's memory."""
 
@@ -34,9 +46,9 @@ class MappedBlock:
             raise StoreError(f"a block of {nbytes} bytes has only {os.fstat(fd).st_size} in the host store")
         address = map_read_only(fd, nbytes)
         self.nbytes = nbytes
-        # Every tensor in the block references the buffer. The mapping ends with the last of them.
         self._buffer = (ctypes.c_char * nbytes).from_address(address)
-        weakref.finalize(self._buffer, unmap, address, nbytes).atexit = False
+        # Every tensor in the block references the buffer. The mapping ends with the last of them.
+        vars(self._buffer)["mapping"] = _Mapping(address, nbytes)
         self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
         self.newest: Newest | None = None
         """Keeps the mapping of the same block that was sent last; None: it is this one."""
