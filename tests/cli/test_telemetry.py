@@ -89,6 +89,7 @@ def test_an_explanation_tells_why() -> None:
 def test_an_explanation_does_not_take_a_backoff_for_the_duration_of_another_state() -> None:
     for changes, words in (
         ({}, "state backoff for 1.2 s after 3 failures"),
+        ({"failures": 1}, "state backoff for 1.2 s after 1 failure, "),
         ({"state": "awake"}, "state awake, in backoff for 1.2 s after 3 failures"),
         ({"on_trial": True}, "state backoff for 1.2 s after 3 failures, on trial, bound"),
         ({"state": "awake", "backoff_s": 0.0}, "state awake, bound"),

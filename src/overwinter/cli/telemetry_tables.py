@@ -135,7 +135,8 @@ def _facts_of(explained: Description) -> dict[str, str]:
     if explained["backoff_s"] > 0:
         # A part of a function may back off while the function has another state.
         state += "" if state == "backoff" else ", in backoff"
-        state += f" for {explained['backoff_s']:.1f} s after {explained['failures']} failures"
+        failures = explained["failures"]
+        state += f" for {explained['backoff_s']:.1f} s after {failures} {'failure' if failures == 1 else 'failures'}"
     if explained["on_trial"]:
         state += ", on trial"
     slo = slo_text(settings["slo_ms"]) if settings["slo_ms"] is not None else "none"
