@@ -46,7 +46,8 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
     """
     if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(
-            f"weight {name!r} is {tensor.layout} of {tensor.dtype}; only dense plain tensors are supported"
+            f"weight {name!r} has the layout {tensor.layout} and the type {tensor.dtype}; only torch.strided tensors "
+            f"of these types are supported: {', '.join(DTYPE_BYTES)}"
         )
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     overlaps = any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
