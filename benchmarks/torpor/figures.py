@@ -24,11 +24,11 @@ from overwinter.core.policies import Policy
 from overwinter.simulation.models import MIB
 from overwinter.simulation.scenario import Scenario
 
-NODE = 160
+FIGURE_10_FUNCTIONS = 160
 LIGHT = "densenet-201"
 HEAVY_MEMORY_SHARE = 0.6
 """Bert-qa's share of the memory of all models in figure 12."""
-HEAVINESS_SCALE = 0.5
+FIGURE_12_RATE_SCALE = 0.5
 SLOS_MS = (60, 70, 80)
 NODES = 6
 CLUSTER = ("torpor", "simple-swap", "non-swap", "overwinter")
@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
 def figure_10(node: Scenario, sizes: Sizes, traces: Path) -> Result:
     """Compare with native processes and INFless's keep-alive on a node of 160 functions."""
-    small = with_functions(node, NODE)
+    small = with_functions(node, FIGURE_10_FUNCTIONS)
     made = {
         "torpor": with_policy(small, TORPOR),
         "overwinter": with_policy(small, OURS),
@@ -65,8 +65,8 @@ def figure_10(node: Scenario, sizes: Sizes, traces: Path) -> Result:
         "infless-ka": native(small, infless=True),
     }
     found = dict(zip(made, simulate_all(list(made.values()), traces), strict=True))
-    print(f"\nFigure 10: {NODE} functions on a node. The paper: Torpor serves all and all comply; Native serves 72;")
-    print("INFless-KA serves 112, of which 7 comply")
+    print(f"\nFigure 10: {FIGURE_10_FUNCTIONS} functions on a node. The paper: Torpor serves all and all comply;")
+    print("Native serves 72; INFless-KA serves 112, of which 7 comply")
     print(f"  {'':16}{'served':>8}{'comply':>8}{'in time':>10}{'load':>8}")
     for name, each in found.items():
         print(f"  {name:16}{each.served:8}{each.compliant:8}{each.attainment:10.2%}{each.load:8.1%}", flush=True)
@@ -78,7 +78,9 @@ def figure_10(node: Scenario, sizes: Sizes, traces: Path) -> Result:
 
 
 def figure_11(node: Scenario, sizes: Sizes, traces: Path) -> Result:
-    """Replace one policy at a time; the result has the ratios at the largest number of functions."""
+    """Replace one of Torpor's policies at a time, and all together; the result has the ratios at the largest number of
+    functions.
+    """
     keys = [(name, count, seed) for name in ABLATIONS for count in sizes.functions for seed in range(sizes.seeds)]
     made = [with_policy(seeded(with_functions(node, count), seed), ABLATIONS[name]) for name, count, seed in keys]
     found = dict(zip(keys, simulate_all(made, traces), strict=True))
@@ -105,12 +107,12 @@ def figure_12(node: Scenario, sizes: Sizes, traces: Path) -> Result:
         BERT: round(HEAVY_MEMORY_SHARE * memory_mib / weights[BERT]),
         LIGHT: round((1 - HEAVY_MEMORY_SHARE) * memory_mib / weights[LIGHT]),
     }
-    mixed = only(node, counts, HEAVINESS_SCALE)
+    mixed = only(node, counts, FIGURE_12_RATE_SCALE)
     names = ("torpor", "torpor-lru", "overwinter")
     found = simulate_all([with_policy(mixed, ABLATIONS[name]) for name in names], traces)
     print(f"\nFigure 12: p90 and p98 in ms of {counts[LIGHT]} {LIGHT} and {counts[BERT]} {BERT}. Bert-qa has 60 % of")
-    print(f"{memory_mib * MIB / GB:.0f} GB, and rates are {HEAVINESS_SCALE:g} of the trace's; the paper gives neither.")
-    print("The paper: with LRU Bert-qa misses its 200 ms, with Torpor both meet their SLOs")
+    print(f"{memory_mib * MIB / GB:.0f} GB, and rates are {FIGURE_12_RATE_SCALE:g} of the trace's; the paper gives")
+    print("neither. The paper: with LRU Bert-qa misses its 200 ms, with Torpor both meet their SLOs")
     print(f"  {'':16}" + "".join(f"{f'{model} p90':>18}{'p98':>8}" for model in counts))
     for name, each in zip(names, found, strict=True):
         tails = [each.tails[model] for model in counts]
@@ -128,9 +130,9 @@ def figure_14(node: Scenario, sizes: Sizes, traces: Path) -> Result:
         part = with_functions(seeded(node, place), own[place], sum(own[:place]))
         made.append(native(part, infless=False) if name == "native" else with_policy(part, ABLATIONS[name]))
     found = dict(zip(keys, simulate_all(made, traces), strict=True))
-    print(f"\nFigure 14: {NODES} nodes side by side, SLOs of 150 and 250 ms: the share of functions that comply, and")
-    print("the variance of the load of a node's devices with the most functions. The paper: with 1000 functions only")
-    print("Torpor complies; Native has memory for 500")
+    print(f"\nFigure 14: {NODES} nodes side by side, SLOs of 150 and 250 ms: the share of functions that comply; and,")
+    print("at the largest number of functions, the variance of the load over a node's devices, mean of the nodes. The")
+    print("paper: with 1000 functions only Torpor complies; Native has memory for 500")
     print(f"  {'':16}" + "".join(f"{count:>8}" for count in sizes.cluster) + f"{'variance':>10}")
     for name in (*CLUSTER, "native"):
         cells = [[found[name, count, place] for place in range(NODES)] for count in sizes.cluster]

@@ -1,4 +1,4 @@
-"""Mount points have any bytes, and the kernel escapes some of them."""
+"""The path of a mount point may contain any bytes, and the kernel escapes some of them."""
 
 from pathlib import Path
 

@@ -48,8 +48,8 @@ def test_old_answers_do_not_count():
     assert (rate, p50, p99) == (pytest.approx(10 / WINDOW_S), 0.05, 0.09)
 
 
-@pytest.mark.parametrize("late_s", [0.0, 1.0, 5.0])
-def test_if_not_all_answers_are_kept_the_rate_is_that_of_the_time_which_the_kept_ones_cover(late_s):
+@pytest.mark.parametrize("now_behind_s", [0.0, 1.0, 5.0])
+def test_if_not_all_answers_are_kept_the_rate_is_that_of_the_time_which_the_kept_ones_cover(now_behind_s):
     answers = [(100.0 + n / 100, 1.0) for n in range(ANSWERS_KEPT)]
-    rate, _, _ = recent_latency(answers, 100.0 + ANSWERS_KEPT / 100 - late_s)
+    rate, _, _ = recent_latency(answers, 100.0 + ANSWERS_KEPT / 100 - now_behind_s)
     assert rate == pytest.approx(100, rel=0.01)

@@ -25,10 +25,10 @@ def deploy_directory(  # noqa: PLR0913 - the options of a deploy
     """Deploy a directory that `save_pretrained` of `transformers` wrote, and wait until its trial has passed.
 
     With a `task`, such as "text-classification", the function takes texts, images or audio and returns labels,
-    entities, features or texts; its handler is made from the directory. `options` are sizes, as `{"sequence": 128}`,
-    the `part` of the model to deploy, or options of the task. The directory is opened in a sandbox; with `trust`, it is
-    opened in this process, where code in it may run. The rest is as in `deploy`. ProgramError names what the directory
-    lacks.
+    entities, features or texts; its handler is one of Overwinter's, with assets made from the directory. `options` are
+    sizes of dimensions, such as `{"sequence": 128}`, the `part` of the model to deploy, or options of the task. The
+    directory is opened in a sandbox; with `trust`, it is opened in this process, where code in it may run. The rest is
+    as in `deploy`. ProgramError names what the directory lacks.
     """
     chosen = settings_of(slo, settings)
     opening = partial(open_here, trusted=True) if trust else open_contained

@@ -168,7 +168,7 @@ class Statistics(Tracker[FunctionStatistics]):
         return [own for own in run.parts if not is_part(own.spec.id) or self._is_counterpart(own.spec)]
 
     def _is_counterpart(self, spec: FunctionSpec) -> bool:
-        """Whether requests reach this program without a handler."""
+        """Whether this part is the pool's counterpart of a function in workers (scheduler/counterpart.py)."""
         whole = self.specs.get(whole_id(spec.id))
         is_called = whole is not None and whole.has_handler
         return spec.settings.device == "any" and slice_number(spec.id) is None and not is_called

@@ -43,7 +43,7 @@ class HandOver(Message, frozen=True):
     of the block. Empty: as many as its weights take.
     """
     store: StoreName = SHARED
-    """The host store of its blocks: each has files of its own."""
+    """The host store of its blocks. A block that is in several host stores has a separate file in each."""
 
 
 class Learn(Message, frozen=True):
