@@ -21,8 +21,8 @@ def collected():
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Let a zygote report the end of a process, with the cause, before the node does without it, also if the zygote
-    stands still for a while.
+    """Let a zygote report the end of a process, with the cause, before the node reports it without the cause, even if
+    the zygote is halted for a while.
     """
     monkeypatch.setattr(forks, "LINGER_S", 10.0)
 

@@ -20,5 +20,5 @@ class LogLines(list[str]):
 
 
 def process_files() -> ProcessFiles:
-    """What processes share, for processes that are never forked: their buffers are closed at once."""
+    """What processes share, for processes that are never forked: their buffers are closed immediately."""
     return ProcessFiles(Outputs(LogLines()), SimpleNamespace(close_file=os.close))

@@ -62,7 +62,7 @@ def parts(tmp_path):
     return Parts(tmp_path)
 
 
-def test_a_node_that_stops_before_a_pass_begins_closes_its_files(parts):
+def test_a_node_that_stops_before_a_pass_begins_closes_the_files_opened_for_it(parts):
     async def scene():
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         free = threading.Event()
@@ -105,7 +105,7 @@ def test_a_block_without_its_file_is_reported_once(parts):
 
 
 @pytest.mark.parametrize("harm", ["cut", "hole", "stranger"])
-def test_a_cut_file_a_hole_and_an_unknown_file_are_detected(parts, harm):
+def test_a_truncated_file_a_hole_and_an_unknown_file_are_detected(parts, harm):
     parts.load()
     path = parts.store.root / max(CONTENTS, key=lambda address: len(CONTENTS[address]))
     path.chmod(0o600)

@@ -77,7 +77,7 @@ def test_a_worker_starts_in_a_process_forked_ahead_with_the_same_limits_as_other
     asked = function("f", handler)
 
     async def scene():
-        # It is forked after the program is prepared, although both are requested at once.
+        # It is forked after the program is prepared, although both are requested one right after the other.
         zygote = await zygote_of(rig, asked)
         worker = await fork_one_ahead(rig, asked)
         pid = rig.processes.ahead.workers[worker].pid
@@ -184,7 +184,7 @@ def test_a_process_forked_ahead_with_too_low_limits_ends_and_the_worker_is_forke
     rig.run(scene())
 
 
-def test_a_process_forked_ahead_is_stopped_and_ends_with_its_zygote(rig):
+def test_a_process_forked_ahead_ends_when_it_is_stopped_or_its_zygote_ends(rig):
     asked = function("f", tenant="eve")
 
     async def scene():
@@ -206,7 +206,7 @@ def test_a_process_forked_ahead_is_stopped_and_ends_with_its_zygote(rig):
     rig.run(scene())
 
 
-def test_a_process_is_forked_ahead_once_its_zygote_answers_again_and_never_by_one_that_cannot_fork(rig):
+def test_a_process_is_forked_ahead_when_its_zygote_answers_again_and_never_by_a_zygote_that_cannot_fork(rig):
     asked = function("f")
 
     async def scene():

@@ -132,7 +132,7 @@ def test_an_answer_is_unpacked_as_it_was_sent(buffer: SharedBuffer) -> None:
 
 
 @pytest.mark.parametrize("metas", [(), RIGHT[:1], RIGHT * 2])
-def test_an_outcome_with_another_number_of_tensors_is_refused(metas: tuple[TensorMeta, ...]) -> None:
+def test_an_outcome_with_another_number_of_tensors_than_declared_is_refused(metas: tuple[TensorMeta, ...]) -> None:
     with pytest.raises(ValueError, match="2 are declared"):
         AnswerCheck(SPECS).unpacked(msgspec.Raw(msgspec.msgpack.encode(Outputs(metas))))
     # Nobody reads the outputs of a worker that is measured.

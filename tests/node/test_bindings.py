@@ -191,7 +191,7 @@ def test_the_node_and_the_worker_agree_after_any_order_of_messages(functions, or
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_former_file_of_a_block_belongs_to_those_that_were_bound_before(functions, tmp_path):
+def test_the_former_file_of_a_block_belongs_to_the_functions_that_were_bound_before_it_was_dropped(functions, tmp_path):
     first, second = (functions[number].deployed for number in (0, 3))
     node = Bindings()
     asked = [each.bind_message() for each in (first, second)]

@@ -1,4 +1,4 @@
-"""Loads that callers request, and wakes for the node itself."""
+"""Loads that callers request, and wakes that the node itself requests."""
 
 import asyncio
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from overwinter.scheduler.published import Published
 from tests.scheduler.world import World, spec
 
 
-def test_a_successful_load_ends_the_quarantine_although_its_caller_has_left(tmp_path):
+def test_a_successful_load_ends_the_quarantine_although_its_caller_was_cancelled(tmp_path):
     path = tmp_path / "quarantine.json"
 
     async def scene() -> None:

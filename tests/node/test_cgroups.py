@@ -270,7 +270,7 @@ def test_a_limit_that_cannot_be_set_is_reported_once(ungrouped):
     assert len(result) == len(set(result)) == len(ungrouped.processes.zygotes.groups.missing) > 0
 
 
-def test_workers_are_forked_without_control_groups(ungrouped):
+def test_workers_are_forked_where_the_system_gives_no_control_groups(ungrouped):
     async def scene():
         worker = await ungrouped.start_worker(Function(AddOne(), X))
         run = ungrouped.begin(worker, **X)

@@ -46,7 +46,7 @@ def test_untested_builds_of_pytorch_are_reported_with_a_remedy(version, accelera
     assert ("CPU build" in check.remedy) == (level != "ok")
 
 
-def test_the_versions_that_are_tested_are_those_that_the_project_allows() -> None:
+def test_the_tested_versions_of_pytorch_are_those_that_the_project_allows() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     (low, high), (oldest, newest) = (
         TORCHES,
@@ -113,7 +113,7 @@ def test_the_sandbox_is_tested_in_a_child_process() -> None:
         ("tmpfs", "the names of other files are visible: Operation not permitted", "mounts"),
     ],
 )
-def test_a_system_that_refuses_mounts_is_reported_as_the_log_of_a_node_would(
+def test_a_system_that_refuses_mounts_is_reported_as_in_the_log_of_a_node(
     tmp_path, monkeypatch, refused, found, remedy
 ) -> None:
     if any("no namespaces" in each or "names of other files" in each for each in missing_protections()):

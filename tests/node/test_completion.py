@@ -1,4 +1,4 @@
-"""Tests of changes that are completed although their caller leaves."""
+"""Tests of changes that are completed although their caller is cancelled."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ async def cancel(cancellations: int, fails: bool) -> None:
     assert ended == [True]
 
 
-def test_without_a_cancellation_the_result_or_the_error_is_returned():
+def test_without_a_cancellation_the_result_is_returned_or_the_error_raised():
     async def change(fails: bool) -> int:
         if fails:
             raise NotFoundError("f")

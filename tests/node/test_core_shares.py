@@ -187,7 +187,7 @@ def test_a_run_can_meet_its_slo_until_it_has_computed_for_longer(rig):
     assert for_slo["ada"] <= used["ada"]
 
 
-def test_the_use_of_an_executor_is_its_tenants(rig, tmp_path):
+def test_the_cpu_time_of_an_executor_counts_for_its_tenant(rig, tmp_path):
     function = Function(AddOne(), X, tenant="ada")
     shares = CoreShares(rig.processes, 2)
     with pool_of(rig, DEVICES, tmp_path) as pool:

@@ -191,7 +191,7 @@ def test_the_owner_of_a_function_is_found_without_reading_all_functions(deployin
     deploying(scene)
 
 
-def test_a_removal_is_made_although_its_blocks_cannot_be_removed(deploying, monkeypatch):
+def test_a_function_is_removed_although_its_blocks_cannot_be_removed(deploying, monkeypatch):
     async def scene(node, manifest):
         def failing(*of):
             raise StoreError("cannot remove unneeded blocks")

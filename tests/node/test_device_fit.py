@@ -47,7 +47,7 @@ def devices(*mib: int, **settings: int) -> list[DeviceConfig]:
     ]
 
 
-def test_the_blocks_need_places_and_not_only_bytes(packed):
+def test_blocks_must_fit_into_the_partitions_and_not_only_into_the_bytes_of_a_device(packed):
     assert slices_for(packed.manifest, packed.program, devices(32, 96)) == []
     # 70 MiB are fewer than 80, but only two partitions fit there.
     first, second = slices_for(packed.manifest, packed.program, devices(32, 80))
@@ -58,7 +58,7 @@ def test_the_blocks_need_places_and_not_only_bytes(packed):
     ("bound", "named"),
     [("SLOTS_MAX", r"'table' .* arguments"), ("VALUES_MAX", "'table'"), ("BLOCKS_MAX", "'table'|one call")],
 )
-def test_a_program_of_many_slots_values_or_blocks_is_not_cut(packed, monkeypatch, bound, named):
+def test_a_program_with_too_many_slots_values_or_blocks_is_not_cut(packed, monkeypatch, bound, named):
     monkeypatch.setattr(device_fit, bound, 0)
     with pytest.raises(NoSpaceError, match=named):
         slices_for(packed.manifest, packed.program, devices(32, 80))
@@ -134,7 +134,7 @@ def test_slices_have_their_parts_of_the_profile():
     assert shares(structs.replace(blank, layers=never)) == shares(blank)
 
 
-def test_the_smallest_request_needs_memory(packed):
+def test_a_function_whose_smallest_request_needs_too_much_memory_is_refused(packed):
     with pytest.raises(NoSpaceError, match="smallest request to 'table'.*--device-activations"):
         slices_for(packed.manifest, packed.program, devices(96, activation_bytes=MIB))
 

@@ -264,7 +264,7 @@ def test_an_executor_answers_as_a_worker_does(rig, pool, name):
     rig.run(scene())
 
 
-def test_a_variant_moves_only_its_own_blocks_and_eviction_costs_nothing(rig, pool):
+def test_a_variant_moves_only_blocks_that_are_missing_and_eviction_moves_none(rig, pool):
     first, second = variant("minilm", 0), variant("minilm", 1)
     other = variant("resnet50", 0)
     pool.deploy(first, second, other)
@@ -346,7 +346,7 @@ def test_a_function_that_is_removed_during_a_shared_run_harms_no_other(rig, pool
     rig.run(scene())
 
 
-def test_functions_that_find_no_place_together_are_both_forgotten(rig, pool):
+def test_functions_that_do_not_fit_on_a_device_together_are_both_removed_from_it(rig, pool):
     first, second = (Function(Lookup(150_000 + more), {"x": torch.tensor([3, 4])}, name=f"t{more}") for more in (0, 1))
     pool.deploy(first, second)
     one = first.inputs = second.inputs = {"x": torch.tensor([3, 4])}
@@ -627,7 +627,7 @@ def shapes(answers) -> list[list[tuple]]:
     return [[(name, shape) for name, shape, _ in answer] for answer in answers]
 
 
-def test_an_executor_that_is_killed_is_reported_and_replaced(rig, pool):
+def test_an_executor_that_is_killed_is_reported_and_can_be_replaced(rig, pool):
     function = variant("minilm", 0)
     pool.deploy(function)
 

@@ -8,7 +8,7 @@ from overwinter.node.fair_lock import FairLock
 
 
 def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
-    """Return the order in which turns that are requested at once begin."""
+    """Return the order in which turns that are requested at the same time begin."""
     had: list[str] = []
     inside = 0
 
@@ -37,7 +37,7 @@ def order_of(*tenants: str, cancelled: tuple[int, ...] = ()) -> list[str]:
     return had
 
 
-def test_a_thousand_of_one_tenant_delay_others_by_the_current_one_and_one_more():
+def test_a_thousand_turns_of_one_tenant_delay_others_by_the_current_one_and_one_more():
     had = order_of(*["a"] * 1000, "b", "c")
     assert had[:4] == ["a0", "a1", "b1000", "c1001"]
     assert len(had) == 1003
@@ -47,13 +47,13 @@ def test_within_a_tenant_the_order_is_that_of_asking():
     assert order_of("a", "b", "a", "b") == ["a0", "b1", "a2", "b3", "last"]
 
 
-def test_cancelled_waits_do_not_cost_their_client_a_turn():
+def test_cancelled_waits_do_not_cost_their_tenant_a_turn():
     had = order_of("x", *"bbbb", *"aaa", cancelled=(1, 2, 3))
     assert had == ["x0", "b4", "a5", "a6", "a7", "last"]
 
 
 @pytest.mark.parametrize("gone", [(0,), (1,), (0, 1), (1, 2), (0, 1, 2, 3)])
-def test_a_cancelled_wait_delays_no_other(gone):
+def test_a_cancelled_turn_or_wait_blocks_no_other(gone):
     had = order_of("a", "b", "a", "b", cancelled=gone)
     assert had[-1] == "last"
     assert {name for name in had if name[1:].isdigit()} >= {

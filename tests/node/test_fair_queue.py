@@ -24,7 +24,7 @@ async def started(*clients: str) -> list[list[str]]:
     return found
 
 
-def test_a_few_requests_start_at_once() -> None:
+def test_a_few_requests_start_immediately() -> None:
     clients = ["a"] * STARTED_MAX
     assert asyncio.run(started(*clients)) == [clients]
 
@@ -40,7 +40,7 @@ def test_clients_take_turns() -> None:
     assert found[1].count("c") == STARTED_MAX // 2 - 1
 
 
-def test_later_requests_are_counted_with_those_that_wait() -> None:
+def test_an_iteration_that_starts_waiting_requests_may_start_new_ones_too() -> None:
     async def scene() -> list[str]:
         queue, seen = FairQueue(), list[str]()
         for number in range(STARTED_MAX + 2):
@@ -57,7 +57,7 @@ def test_later_requests_are_counted_with_those_that_wait() -> None:
     assert asyncio.run(scene())[-1] == "later"
 
 
-def test_requests_that_are_complete_together_are_handled_in_turns_of_the_callers() -> None:
+def test_completely_received_requests_are_handled_in_turns_of_the_callers() -> None:
     async def scene() -> None:
         queue, handled = FairQueue(), []
         iteration = 0
@@ -81,7 +81,7 @@ def test_requests_that_are_complete_together_are_handled_in_turns_of_the_callers
     asyncio.run(scene())
 
 
-def test_one_complete_request_is_handled_at_once() -> None:
+def test_a_single_completely_received_request_is_handled_immediately() -> None:
     async def scene() -> None:
         turn = asyncio.create_task(FairQueue().turn("a", 1 << 30))
         await asyncio.sleep(0)
@@ -110,7 +110,7 @@ def test_work_that_fails_does_not_stop_what_follows() -> None:
     assert asyncio.run(scene()) == ["a"] * (2 * STARTED_MAX)
 
 
-def test_more_work_than_was_expected_counts() -> None:
+def test_work_that_takes_longer_than_was_expected_makes_further_work_wait() -> None:
     async def scene() -> int:
         queue, now = FairQueue(), list[str]()
 

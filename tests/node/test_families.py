@@ -119,7 +119,7 @@ def test_members_answer_bit_for_bit_as_plain_pytorch_with_their_own_weights(rig,
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
-def test_runs_of_several_members_at_once_get_their_own_answers(rig, variants, concurrency):
+def test_runs_of_several_members_in_one_worker_get_their_own_answers(rig, variants, concurrency):
     members = variants[:5]
     # Products of matrices may differ in the last bit by the number of threads: use that of one of the worker's runs.
     usual = torch.get_num_threads()
@@ -350,7 +350,7 @@ def test_a_failed_bind_affects_only_its_function_and_has_a_reason(rig):
     async def scene():
         worker = await rig.start_worker(good, concurrency=2, members=[bad, third])
         blocks = mapped_by(worker)
-        # Both binds are in progress at once.
+        # Both binds are in progress at the same time.
         failed, result = rig.begin_bind(worker, bad), rig.begin_bind(worker, third)
         await until(lambda: failed and result)
         [failure] = failed
@@ -455,7 +455,7 @@ def test_a_bind_beyond_the_workers_address_space_affects_only_its_function(rig, 
     rig.run(scene())
 
 
-def test_in_a_shared_run_each_request_is_answered_with_its_own_weights(rig):
+def test_in_a_shared_run_each_request_is_answered_with_the_weights_of_its_function(rig):
     members = [Member(variant) for variant in range(4)]
     *bound, unbound = members
 

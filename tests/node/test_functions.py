@@ -28,7 +28,7 @@ HANDLER = "def preprocess(inputs, state):\n    return inputs\n"
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_function_whose_messages_are_too_large_is_refused_by_name(fits):
+def test_a_function_whose_messages_are_too_large_is_refused_with_an_error_that_names_it(fits):
     # Each asset takes its name and an address of 64 characters.
     count = packet_bytes_max() // (200 if fits else 180)
     assets = {f"{number:06}{'a' * 120}": b"same" for number in range(count)}

@@ -178,7 +178,7 @@ def test_a_worker_that_keeps_a_removed_block_is_ended_and_the_memory_is_free(rig
     rig.run(act())
 
 
-def test_a_worker_that_releases_removed_blocks_goes_on(rig, directory):
+def test_a_worker_that_releases_removed_blocks_keeps_running(rig, directory):
     scene = Scene(rig, directory, PLAIN)
 
     async def act():
@@ -227,7 +227,7 @@ def test_removed_blocks_of_a_bound_function_do_not_count_but_their_former_copies
 
 
 @pytest.mark.parametrize("busy", ["run", "bind"])
-def test_a_worker_that_was_busy_before_the_order_may_release_later(rig, directory, busy):
+def test_a_worker_that_was_busy_when_it_was_told_to_unbind_may_release_blocks_later(rig, directory, busy):
     scene = Scene(rig, directory, PLAIN)
 
     async def act():

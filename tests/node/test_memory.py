@@ -64,7 +64,7 @@ for allowed in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_WRITE, mmap.PROT_REA
 """
 
 
-def test_pages_that_were_written_are_private_whatever_may_be_done_with_them_later():
+def test_pages_that_were_written_are_private_whatever_access_to_them_is_allowed_later():
     seen = [memory.private for memory in measured(PROTECT, 4)]
     assert min(seen) > 24 * MIB
     assert max(seen) - min(seen) < MIB

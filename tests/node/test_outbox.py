@@ -1,4 +1,6 @@
-"""Messages that a process does not read at once reach it in order, with their descriptors, or end it with a reason."""
+"""Messages that a process does not read immediately reach it in order, with their descriptors, or it is ended with a
+reason.
+"""
 
 import os
 import signal

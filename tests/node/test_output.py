@@ -1,4 +1,4 @@
-"""The output of workers is logged with the worker's name; a flood is cut and affects no other worker."""
+"""The output of workers is logged with the worker's name; a flood is limited and affects no other worker."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ def preprocess(inputs, state):
 """
 
 
-def test_excessive_output_is_cut_and_output_is_logged_with_its_source(rig):
+def test_excessive_output_is_limited_and_output_is_logged_with_its_source(rig):
     rig.said.clear()
 
     async def scene():

@@ -329,7 +329,7 @@ def test_the_usual_time_of_a_run_grows_with_its_requests(rig, monkeypatch, funct
     rig.run(act())
 
 
-def test_a_worker_that_loads_for_long_is_demoted_and_still_becomes_ready(rig):
+def test_a_worker_that_loads_for_long_is_demoted_and_reported_as_demoted_when_it_is_ready(rig):
     scene = Scene(rig)
 
     async def act():

@@ -1,4 +1,4 @@
-"""Deploys and removals of pipelines that happen at the same time, or whose caller leaves."""
+"""Deploys and removals of pipelines that happen at the same time, or whose caller disconnects."""
 
 import asyncio
 import threading
@@ -49,7 +49,7 @@ def test_a_pipeline_that_is_removed_during_its_deploy_is_gone_in_memory_and_on_d
     assert repository.pipelines() == []
 
 
-def test_a_pipeline_is_protected_from_its_check_on(pipelines):
+def test_a_pipeline_is_protected_as_soon_as_it_has_been_checked(pipelines):
     async def scene():
         deploying = asyncio.create_task(pipelines.deploy(FORK, "tests"))
         found = asyncio.get_running_loop().create_future()
@@ -71,7 +71,7 @@ def test_a_pipeline_is_protected_from_its_check_on(pipelines):
 
 
 @pytest.mark.parametrize("change", ["put_pipeline", "remove_pipeline"])
-def test_a_change_whose_caller_leaves_is_completed(pipelines, monkeypatch, change):
+def test_a_change_whose_caller_disconnects_is_completed(pipelines, monkeypatch, change):
     repository, may_return = pipelines._repository, threading.Event()
     make = getattr(repository, change)
     started = threading.Event()
@@ -109,7 +109,7 @@ def test_a_removal_that_waited_removes_no_pipeline_of_another_tenant(pipelines):
         async with pipelines.changing.turn("tests"):
             late = asyncio.create_task(pipelines.remove("fork", None))
             await until(lambda: pipelines.changing._waiting)
-            # Meanwhile the tenant's pipeline goes, and another tenant deploys one of the same name.
+            # Meanwhile the tenant's pipeline is removed, and another tenant deploys one of the same name.
             await pipelines._remove("fork")
             theirs = Signatures(FORK, "others", pipelines._functions)
             pipelines._being_stored.append(theirs)

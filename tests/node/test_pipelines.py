@@ -224,7 +224,7 @@ def test_a_disconnected_caller_ends_all_stages(functions, pipelines):
     assert sorted(functions.cancelled) == ["negate", "triple"]
 
 
-def test_the_stages_of_callers_that_leave_together_end_in_turns(functions, pipelines):
+def test_the_stages_of_callers_that_disconnect_together_end_over_several_iterations(functions, pipelines):
     async def hang(inputs):
         await asyncio.Event().wait()
 
@@ -314,7 +314,7 @@ def test_dynamic_sizes_are_checked_between_stages(functions, pipelines):
     assert functions.names().count("triple") == 0
 
 
-def test_a_stage_without_a_declared_output_is_reported(functions, pipelines):
+def test_a_stage_that_does_not_return_a_declared_output_is_reported(functions, pipelines):
     async def other(inputs):
         return [floats("z", 1.0)]
 
@@ -381,7 +381,7 @@ def test_a_stage_that_takes_one_tensor_many_times_reserves_memory_for_the_copies
     assert functions.names().count("wide") == 1
 
 
-def test_a_request_whose_stages_may_not_reserve_memory_is_refused(functions, pipelines):
+def test_a_request_whose_stages_cannot_reserve_memory_is_refused(functions, pipelines):
     held: list[int] = []
 
     def hold(nbytes: int) -> None:
@@ -539,7 +539,7 @@ def wide(version: int, *shape: int | str) -> View:
     return View(version, outputs=(TensorSpec("y", "FP32", shape),))
 
 
-def test_an_iteration_of_the_loop_computes_one_signature_for_all_checks(pipelines, computed):
+def test_an_iteration_of_the_loop_computes_at_most_one_further_signature_for_all_checks_together(pipelines, computed):
     async def main() -> list[int]:
         checks = [asyncio.ensure_future(pipelines.protect("triple", wide(2, "n", size))) for size in (1, 2)]
         steps = []

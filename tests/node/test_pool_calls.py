@@ -64,7 +64,7 @@ def test_nothing_stays_reserved_for_requests_that_ended_within_a_call(leaving: i
     assert budget.held == 0
 
 
-def test_inputs_of_a_call_without_room_are_not_copied():
+def test_inputs_of_a_call_for_which_no_memory_can_be_reserved_are_not_copied():
     reservation = Reservation(Budget(2 * NBYTES, 0.25, 1.0), "somebody")
     function = Function(AddOne(), {"x": torch.zeros(2, 4)}).deployed
     sent = []

@@ -12,7 +12,7 @@ from .test_executors import LARGE, pool, variant
 __all__ = ["pool"]
 
 
-def test_a_run_that_waits_for_a_hash_interrupts_a_warm_up_at_once(rig, pool, monkeypatch):
+def test_a_run_that_waits_for_a_verification_interrupts_a_warm_up_immediately(rig, pool, monkeypatch):
     prepared, runs = variant("resnet50", 0), variant("minilm", 0)
     pool.deploy(prepared, runs)
     waiting = []

@@ -154,7 +154,9 @@ def test_a_new_version_answers_if_the_promoted_one_was_removed_during_its_trial(
     run(hosted, scene)
 
 
-def test_a_promoted_version_stays_until_the_catalog_knows_that_a_newer_one_passed_its_trial(hosted, monkeypatch):
+def test_a_promoted_version_cannot_be_removed_until_the_catalog_knows_that_a_newer_one_passed_its_trial(
+    hosted, monkeypatch
+):
     async def scene(node, first, second) -> None:
         await node.deploy(first)
         await node.deploy_pipeline(pipeline(first.name), first.tenant)
@@ -184,7 +186,7 @@ def test_a_promoted_version_stays_until_the_catalog_knows_that_a_newer_one_passe
     run(hosted, scene)
 
 
-def test_the_author_of_a_taken_name_does_not_learn_of_the_owners_pipelines(hosted):
+def test_an_author_who_deploys_under_a_taken_name_does_not_learn_of_the_owners_pipelines(hosted):
     async def scene(node, first, second) -> None:
         await node.deploy(first)
         await node.deploy_pipeline(pipeline(first.name), first.tenant)

@@ -81,7 +81,7 @@ def test_a_function_that_ended_the_node_does_not_end_it_again(tmp_path, monkeypa
     assert Quarantine(tmp_path / "data" / "quarantine.json").reason("bad@1") == ""
 
 
-def test_the_log_names_the_function_that_ends_the_quarantine_of_a_part(tmp_path):
+def test_the_log_names_the_function_whose_load_ends_the_quarantine_of_a_part(tmp_path):
     data, said = tmp_path / "data", LogLines()
     deploy(data, "split", device="any")
     Quarantine(data / "quarantine.json").add("split:program@1", KeyError("its own"))

@@ -108,7 +108,7 @@ def test_concurrent_pipelines_are_limited():
             deploy_pipeline(made, {"p": "a"}, "r", "a")
         with pytest.raises(NoSpaceError, match="this node"):
             deploy_pipeline(made, {"p": "a", "r": "b", "s": "b"}, "t", "c")
-        # A pipeline in progress counts once, also if it is known already or deployed twice at once.
+        # A pipeline in progress counts once, also if it is known already or deployed twice at the same time.
         deploy_pipeline(made, {"p": "a", "q": "a", "r": "b"}, "t", "c")
         deploy_pipeline(made, {"p": "a"}, "q", "a")
     deploy_pipeline(made, {"p": "a"}, "r", "a")

@@ -31,7 +31,7 @@ RUN = 1
 
 
 class Worker:
-    """A worker that answers a run of requests by one message, and its node's part of it."""
+    """A worker that answers a run of requests with one message, and the node's side of this run."""
 
     def __init__(self, function: Function, budget: Budget, count: int, process: ExecutorProcess | None = None) -> None:
         """`process`: an executor that answers instead of a worker."""
@@ -111,7 +111,7 @@ def test_outputs_that_no_caller_may_hold_are_refused(function: Function, copied:
     assert (worker.failed(), copied) == ({0: "TooLargeError"}, [])
 
 
-def test_outputs_of_requests_that_have_gone_are_not_copied(function: Function, copied: list[int]) -> None:
+def test_outputs_of_requests_that_have_ended_are_not_copied(function: Function, copied: list[int]) -> None:
     def scene(worker: Worker) -> None:
         del worker.payloads[0]
         worker.answer(NBYTES, NBYTES)
@@ -150,7 +150,7 @@ def test_an_answer_that_is_copied_after_the_kill_of_its_executor_leaves_the_inpu
             payload = worker.payloads[0]
             payload.inputs = [Tensor("x", "INT8", (1,), bytes(1))]
             worker.answer(NBYTES)
-            # The copy goes on in a thread.
+            # The copy continues in a thread.
             process.dismissed = is_killed
             await until(lambda: process.is_idle_after(RUN))
             return [each.name for each in payload.inputs], [each.name for each in payload.values], len(worker.events)

@@ -1,4 +1,4 @@
-"""A costly answer is computed once at a time, and no caller gets an answer that is older than its request."""
+"""One computation of a costly answer runs at a time, and no caller gets an answer that is older than its request."""
 
 import asyncio
 

@@ -81,7 +81,7 @@ def play(root, scene) -> None:
     asyncio.run(played())
 
 
-def test_no_process_is_forked_after_the_end_of_all(tmp_path):
+def test_no_process_is_forked_after_all_processes_were_ended(tmp_path):
     async def scene(of: Scene) -> None:
         of.start(1)
         await of.processes.close()
@@ -91,7 +91,7 @@ def test_no_process_is_forked_after_the_end_of_all(tmp_path):
     play(tmp_path, scene)
 
 
-def test_no_process_is_forked_while_all_are_ended_and_one_may_be_stopped(tmp_path, monkeypatch):
+def test_no_process_is_forked_while_processes_are_being_ended_and_a_requested_one_may_be_stopped(tmp_path, monkeypatch):
     async def scene(of: Scene) -> None:
         close = of.processes.zygotes.close
 

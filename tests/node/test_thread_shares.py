@@ -59,7 +59,7 @@ def test_a_zygote_with_many_threads_is_ended_before_any_worker(rig):
     assert lost == [zygotes["eve"]]
 
 
-def test_a_worker_with_many_threads_is_ended_when_most_are_in_use(rig):
+def test_a_worker_with_many_threads_is_ended_when_most_threads_of_the_node_are_in_use(rig):
     said: list[str] = []
     taken = 1
     shares = ThreadShares(rig.processes, SimpleNamespace(threads=lambda: (taken, 4 * THREADS)), said.append)

@@ -112,7 +112,7 @@ def test_an_unloaded_version_does_not_become_the_one_that_answers() -> None:
     asyncio.run(main())
 
 
-def test_a_promotion_whose_caller_leaves_while_it_is_stored_is_in_effect() -> None:
+def test_a_promotion_whose_caller_disconnects_while_it_is_stored_takes_effect() -> None:
     async def main() -> None:
         fake, stores, may_store = Fake(), threading.Event(), threading.Event()
         fake.may_end.set()

@@ -68,7 +68,7 @@ def left(tmp_path):
     return Left(tmp_path / "store")
 
 
-def test_blocks_of_an_earlier_node_are_verified_at_once_while_cores_are_idle(left):
+def test_blocks_of_an_earlier_node_are_verified_at_full_speed_while_cores_are_idle(left):
     async def scene():
         assert len(left.host.unverified()) == len(BLOBS)
         await until(lambda: not left.host.unverified())

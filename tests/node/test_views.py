@@ -23,7 +23,7 @@ def missing(world: World, function: FunctionSpec) -> int:
 
 
 @pytest.mark.parametrize("bob_has_it", [False, True])
-def test_a_block_in_a_tenants_own_store_does_not_reveal_the_shared_one(bob_has_it):
+def test_a_block_in_a_dedicated_store_does_not_reveal_whether_the_shared_store_has_it(bob_has_it):
     world = World()
     shared = spec("f", blobs=[BLOCK], tenant="ada")
     dedicated = spec("g", blobs=[BLOCK], tenant="ada", dedicated=True)

@@ -127,7 +127,7 @@ def test_a_worker_never_gets_a_changed_block_and_the_block_is_reported_lost(rig,
     left.run(scene)
 
 
-def test_a_worker_is_stopped_while_its_blocks_are_verified(rig, tmp_path):
+def test_a_worker_can_be_stopped_while_its_blocks_are_verified(rig, tmp_path):
     left = Left(rig, tmp_path / "store")
 
     async def scene():
@@ -159,7 +159,7 @@ def test_a_stopping_node_does_not_finish_the_verification_of_blocks(rig, tmp_pat
     ],
     ids=["by itself", "stopped", "killed"],
 )
-def test_a_process_that_ends_before_its_first_bind_is_its_authors_failure_unless_the_node_ended_it(
+def test_a_process_that_ends_before_its_first_bind_is_a_failure_of_its_program_unless_the_node_ended_it(
     rig, tmp_path, stop, error
 ):
     left = Left(rig, tmp_path / "store")
@@ -219,7 +219,7 @@ class Reopened:
 
 
 @pytest.mark.parametrize("leaving", [[], [0], [1], [0, 1]])
-def test_callers_that_leave_while_blocks_are_verified_are_left_out_of_the_run(rig, pool, leaving):
+def test_requests_that_end_while_blocks_are_verified_are_left_out_of_the_run(rig, pool, leaving):
     reopened = Reopened(rig, pool)
     left = [each for number, each in enumerate(reopened.functions) if number not in leaving]
     moved = {address: nbytes for each in left or reopened.functions for address, nbytes in each.block_bytes.items()}

@@ -210,7 +210,7 @@ def test_all_runs_are_sent_before_the_first_answer_and_each_is_answered_after_a_
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_a_message_is_read_once_when_it_is_the_turn_of_its_tenant(rig, wide, monkeypatch, given_up):
+def test_a_message_is_read_exactly_once_at_the_turn_of_its_tenant(rig, wide, monkeypatch, given_up):
     turns = []
 
     async def scene():
@@ -360,7 +360,7 @@ def test_a_forged_answer_ends_the_worker_and_each_run_ends_at_most_once(rig, kin
     assert all(rig.ends().count(run) <= 1 for run in runs)
 
 
-def test_a_worker_reports_its_trial_once(rig):
+def test_a_worker_that_reports_its_trial_again_is_ended(rig):
     talking = (
         FORGER
         + """
@@ -379,7 +379,7 @@ def setup(assets):
     rig.run(scene())
 
 
-def test_a_worker_can_lock_no_buffer_by_a_call_that_writes_to_it_or_changes_its_size(rig):
+def test_system_calls_of_a_worker_that_would_lock_a_buffer_by_writing_or_resizing_fail(rig):
     writing = (
         "import os, stat\n"
         "def done(call):\n"
@@ -611,7 +611,7 @@ def test_a_process_refused_for_too_little_memory_leaves_no_descriptor(wide, monk
     asyncio.run(scene())
 
 
-def test_the_buffers_of_a_process_are_closed_elsewhere(wide):
+def test_the_buffers_of_a_process_are_handed_to_the_closing_thread(wide):
     async def scene() -> list[int]:
         closed: list[int] = []
         files = ProcessFiles(Outputs(LogLines()), SimpleNamespace(close_file=closed.append))
@@ -665,7 +665,7 @@ def preprocess(inputs, state):
 """
 
 
-def test_a_long_error_of_a_handler_is_cut_and_ends_no_worker(rig):
+def test_a_long_error_of_a_handler_is_truncated_and_ends_no_worker(rig):
     function = Function(AddOne(), {"x": torch.zeros(2, 4)}, LONG_ERRORS)
 
     async def scene():

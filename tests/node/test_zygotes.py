@@ -78,7 +78,7 @@ async def prepared(rig: Rig, which: Function) -> ZygoteProcess:
     rig.effects.carry_out(Prepare(which.deployed.id))
     await until(lambda: tenant in rig.processes.zygotes.tenants)
     zygote = rig.processes.zygotes.tenants[tenant]
-    # Also no ping, which a test that halts it would leave without an answer.
+    # No ping may be pending either: a test that halts the zygote would leave it without an answer.
     await until(lambda: zygote.pid is not None and not zygote.pending)
     return zygote
 
@@ -242,7 +242,7 @@ def test_a_zygote_that_is_too_small_for_a_worker_is_replaced_once_it_is_idle(rig
     rig.run(scene())
 
 
-def test_an_unresponsive_base_zygote_ends_together_with_stopping_zygotes(rig):
+def test_an_unresponsive_base_zygote_is_replaced_when_zygotes_of_tenants_are_to_be_ended(rig):
     async def scene():
         zygotes = rig.processes.zygotes
         base = zygotes.base
@@ -359,7 +359,7 @@ def test_a_zygote_that_sends_an_unexpected_message_is_ended_alone(calm, code):
     calm.run(scene())
 
 
-def test_a_long_reason_of_a_zygote_is_cut(calm):
+def test_a_long_reason_of_a_zygote_is_truncated(calm):
     """It is sent to each caller that waits."""
 
     async def scene():
@@ -404,7 +404,7 @@ def test_a_zygote_with_a_full_socket_gets_its_forget_messages_later(calm):
     calm.run(asyncio.wait_for(scene(), START_S))
 
 
-def test_workers_know_that_their_zygote_was_told_to_drop_a_program(rig):
+def test_programs_that_a_zygote_was_told_to_drop_are_counted_for_its_existing_workers_only(rig):
     ada = function("drops", "ada")
 
     async def scene():
@@ -629,13 +629,13 @@ async def killed(rig: Rig) -> None:
     await until(lambda: rig.processes.zygotes.base is not base)
 
 
-def test_workers_wait_while_a_base_zygote_dies_before_it_is_up(rig, monkeypatch):
+def test_workers_wait_if_a_base_zygote_dies_before_it_is_up(rig, monkeypatch):
     monkeypatch.setattr("overwinter.node.zygotes.RESTART_FIRST_S", START_S)
     early, late, stopped = (function(name, "ada") for name in ("early", "late", "stopped"))
 
     async def scene():
         await killed(rig)
-        # The next base zygote is started at once, and is not up yet.
+        # The next base zygote is started immediately, and is not up yet.
         first = asyncio.ensure_future(rig.start_worker(early))
         await asyncio.sleep(0)
         await killed(rig)
