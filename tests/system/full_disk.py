@@ -68,7 +68,7 @@ def measured(node: NodeProcess) -> list[int]:
     return [step[1]["nbytes"] for step in node.steps() if step[1]["type"] == "HostCapacityMeasured"]
 
 
-def test_a_node_that_started_on_a_full_tmpfs_serves_once_there_is_space(small_disk, tmp_path):
+def test_a_node_that_started_on_a_full_tmpfs_serves_when_there_is_space(small_disk, tmp_path):
     filler = fill_disk(small_disk)
     node = NodeProcess(tmp_path / "data", "--host-store", str(small_disk))
     try:

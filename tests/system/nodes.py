@@ -283,8 +283,8 @@ def asking(node: NodeProcess, name: str) -> Iterator[list[float]]:
 def asked_while_killing(
     ask: Callable[[int], bool], count: int, kinds: Sequence[Callable[[NodeProcess], list[int]]], node: NodeProcess
 ) -> list[bool]:
-    """Ask `count` times, eight at once, while one process of each of these kinds is killed, one after the other. Return
-    whether each answer is right; a clear refusal, because both attempts met a dying process, counts as right.
+    """Ask `count` times, eight at a time, while one process of each of these kinds is killed, one after the other.
+    Return whether each answer is right; a clear refusal, because both attempts met a dying process, counts as right.
     """
 
     def answered(at: int) -> bool:

@@ -119,7 +119,7 @@ def test_every_answer_conforms_to_the_document(conforming: NodeProcess):
     assert {200, 400, 404} <= check_conformance(conforming, 2).keys()
 
 
-def test_every_answer_with_and_without_a_token_conforms_to_the_document(conforming: NodeProcess):
+def test_every_answer_to_requests_with_and_without_a_token_conforms_to_the_document(conforming: NodeProcess):
     file = TokenFile(conforming.data)
     made = [file.create("default", (scope,), "", 0.0)[1] for scope in ("infer", "deploy", "admin")]
     slow = file.create("slow", ("infer", "deploy"), "", 0.0)[1]

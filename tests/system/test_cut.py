@@ -1,4 +1,4 @@
-"""Functions of the pool that no device can hold: their programs run in slices, and answer as the whole program."""
+"""Functions of the pool that no device can hold: their programs run in slices, and answer as the whole program does."""
 
 import concurrent.futures
 from contextlib import suppress
@@ -177,7 +177,7 @@ def test_a_handler_calls_a_cut_program(make_node, device):
     wait_until(lambda: not node.client.devices()[0]["functions"] and not node.client.devices()[1]["functions"])
 
 
-def test_versions_change_unload_and_return_on_other_devices(make_node):
+def test_versions_of_a_cut_function_are_unloaded_loaded_and_served_after_restarts_with_other_devices(make_node):
     node = make_node(*SMALL)
     put(node, "f", device="pool")
     put(node, "f", seed=1, device="pool")
@@ -243,7 +243,7 @@ def test_a_call_whose_weights_fit_on_no_device_is_named(make_node):
     assert node.client.functions() == []
 
 
-def test_null_devices_run_slices_in_the_time_of_the_whole_program(make_node):
+def test_slices_on_null_devices_share_the_profiled_latency_of_the_whole_program(make_node):
     node = make_node("--devices", "3", "--device-memory", "2MiB", "--device-kind", "null")
     assert "its program is cut into 3 slices" in put(node, "cut", device="pool").warning
     with pytest.raises(OverwinterError, match="from a profile: use `overwinter profile`"):

@@ -35,7 +35,7 @@ class Variant(torch.nn.Module):
 
 @functools.cache
 def variant(number: int) -> Variant:
-    """Create each once, because threads that create several at once share the seed."""
+    """Create each once, because threads that create several at the same time share the seed."""
     return Variant(number).eval()
 
 

@@ -101,7 +101,7 @@ def test_blocks_lost_from_memory_are_loaded_again(shared_node):
     assert node.stored_bytes() > 65536
 
 
-def test_a_damaged_block_on_disk_is_found_and_repaired_by_a_deploy(shared_node):
+def test_a_damaged_block_on_disk_is_found_by_a_request_and_repaired_by_a_deploy(shared_node):
     node = shared_node()
     version = deploy(node, "f", Scale(3.0), keep_alive_s=0.0).version
     [block] = (node.data / "blocks").rglob(large_block(node).name)

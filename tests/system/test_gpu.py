@@ -49,7 +49,7 @@ def test_functions_run_on_a_gpu_that_holds_some_of_them(gpu_node):
     assert 0 in moved
 
 
-def test_a_variant_brings_only_its_own_weight(gpu_node):
+def test_a_variant_brings_only_the_weight_that_it_does_not_share(gpu_node):
     node = gpu_node("--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))

@@ -61,7 +61,7 @@ def test_forged_messages_cost_only_the_worker_that_sent_them(node: NodeProcess, 
     assert node.zygotes()[0] == base
 
 
-def test_a_handler_that_closes_the_channel_is_ended_for_that(shared_node):
+def test_a_worker_whose_handler_closes_its_channel_is_ended_with_this_reason(shared_node):
     node = shared_node()
     handler = (
         "import os, time\n"
@@ -152,7 +152,7 @@ class Turning(torch.nn.Module):
         return {"y": x * 2.0 if x.shape[1] > 4 else x * 3.0}
 
 
-def test_sizes_outside_the_programs_range_are_refused_not_answered_wrong(node: NodeProcess):
+def test_sizes_outside_the_programs_range_are_refused_not_answered_wrongly(node: NodeProcess):
     made = export(Turning(), {"x": torch.ones(2, 8)}, {"x": {0: "batch", 1: "n"}})
     package("turning", made.program, made.weights).upload(node.client)
     assert node.client.infer("turning", {"x": torch.ones(1, 6)})["y"].tolist() == [[2.0] * 6]
@@ -177,7 +177,7 @@ def register_in_vain(url, manifest) -> None:
         client.register(manifest)
 
 
-def test_a_version_on_trial_is_not_proven_when_the_daemon_dies(shared_node):
+def test_a_version_that_was_on_trial_when_the_daemon_died_is_not_kept(shared_node):
     node = shared_node()
     proven = deploy(node, "f", Scale(2.0)).version
     made = export(Scale(5.0), {"x": torch.zeros(2, 4)})

@@ -193,7 +193,7 @@ def test_an_error_of_a_stage_is_an_error_of_the_pipeline(street):
         street.client.infer("p-slow", {"x": [[1.0, -1.0, 1.0, 1.0]]})
 
 
-def test_mismatched_tensors_are_refused_by_name(street):
+def test_a_pipeline_with_an_unknown_function_mismatched_tensors_or_a_taken_name_is_refused(street):
     def changed(**changes):
         return msgspec.structs.replace(CHAIN, name="never", **changes)
 

@@ -103,7 +103,7 @@ def test_functions_run_on_devices_that_hold_some_of_them(shared_node, links):
     assert 0 in moved
 
 
-def test_a_variant_brings_only_its_own_weight(shared_node):
+def test_a_variant_brings_only_the_weight_that_it_does_not_share(shared_node):
     node = shared_node("--devices", "1", "--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, 1.0) for name in ("f1", "f3", "f5", "f1"))
@@ -179,7 +179,7 @@ def test_a_function_says_why_it_is_not_served_after_a_restart_without_devices(ma
         node.client.infer("f", {"x": torch.ones(1, 4)})
 
 
-def test_a_deploy_is_refused_if_the_blocks_find_no_place(shared_node):
+def test_a_deploy_is_refused_if_its_blocks_do_not_fit_on_any_device(shared_node):
     node = shared_node("--devices", "1", "--device-memory", "1MiB")
     model = Stranger(1)
     model.own = torch.nn.Parameter(torch.zeros(8 * SIZE), requires_grad=False)

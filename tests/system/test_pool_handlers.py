@@ -60,7 +60,7 @@ def slow_node(tmp_path_factory) -> Iterator[NodeProcess]:
 
 @pytest.fixture
 def slow(slow_node: NodeProcess) -> NodeProcess:
-    """That node, with a function `f` that is not on the device."""
+    """`slow_node`, with a function `f` that is not on the device."""
     if not slow_node.client.functions():
         deploy(slow_node, "f", handler=PLUS + MORE, device="pool")
     empty(slow_node)
@@ -220,7 +220,7 @@ class Repeating(torch.nn.Module):
         return {"y": torch.cat([x] * 500, dim=1).relu()[:, :4]}
 
 
-def test_what_the_pool_refuses_is_said_of_the_function(make_node):
+def test_a_refusal_of_the_pool_names_the_function(make_node):
     node = make_node("--devices", "1", "--device-memory", "1MiB", "--device-activations", "1MiB")
     handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'].repeat(int(inputs['x'][0, 0]), 1)}\n"
     deploy(node, "f", Repeating(), handler=handler, device="pool")
@@ -262,7 +262,7 @@ def test_a_busy_device_costs_no_worker(make_node, together):
     node = make_node("--devices", "1", "--device-memory", "4MiB")
     deploy(node, "f", handler=PLUS + MORE, device="pool", timeout_s=5.0)
     deploy(node, "long", Scale(3.0), device="pool")
-    # After its first run on the device, no function is prepared there.
+    # A function is not prepared on a device after its first run there.
     assert (ask(node, "f"), ask(node, "long")) == ([11.0] * 4, [4.0] * 4)
     first, before, executor = workers(node), runs(node), stopped_executor(node)
     busy = together.submit(ask, node, "long")
@@ -299,7 +299,7 @@ def test_a_handler_that_hangs_ends_with_its_request(pool: NodeProcess, together,
 
 def test_a_request_cancelled_within_its_call_affects_no_other(slow: NodeProcess, together):
     deploy(slow, "g", Scale(3.0), handler=PLUS + MORE, device="pool")
-    # After its first run on the device, no function is prepared there.
+    # A function is not prepared on a device after its first run there.
     assert (ask(slow, "f"), ask(slow, "g")) == ([11.0] * 4, [15.0] * 4)
     # The device is busy, so the call of the second request waits.
     begun, executor = runs(slow), stopped_executor(slow)
@@ -309,7 +309,7 @@ def test_a_request_cancelled_within_its_call_affects_no_other(slow: NodeProcess,
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0] * 4}
     caller.request("POST", "/v2/models/g/infer", json.dumps({"inputs": [tensor]}))
     wait_until(lambda: calls(slow) > before)
-    # This disconnects at once, not at the garbage collection.
+    # This disconnects immediately, not at the garbage collection.
     caller.sock.shutdown(socket.SHUT_RDWR)
     caller.close()
     # The request, and the call that its run has made.
@@ -357,7 +357,7 @@ def test_forged_calls_cost_only_the_worker_that_sent_them(pool: NodeProcess, for
         # One may be answered before the next arrives, so the worker sends until it is ended.
         sends = f"        while True:\n    {sends}"
     if forged != "more than the buffer":
-        # The worker's own call would be a second one at once, and be refused for that.
+        # The worker's own call would be a second one at the same time, and be refused for that.
         sends += "        import time\n        time.sleep(600)\n"
     if forged == "after its run":
         # Directly behind the answer, on the same channel.
@@ -384,7 +384,7 @@ def test_forged_calls_cost_only_the_worker_that_sent_them(pool: NodeProcess, for
     assert pool.client.ready()
 
 
-def test_versions_change_unload_and_return(make_node):
+def test_versions_are_unloaded_loaded_served_after_a_restart_and_removed(make_node):
     pool = make_node("--devices", "1", "--device-memory", "8MiB")
     deploy(pool, "f", handler=PLUS + MORE, device="pool")
     deploy(pool, "f", Scale(3.0), handler=PLUS + MORE, device="pool")
@@ -410,7 +410,9 @@ def test_versions_change_unload_and_return(make_node):
 
 
 @pytest.mark.parametrize("end", ["remove", "unload"])
-def test_a_run_in_progress_is_completed(slow: NodeProcess, together, end: str):
+def test_a_run_in_progress_is_completed_although_its_function_is_removed_or_unloaded(
+    slow: NodeProcess, together, end: str
+):
     before = runs(slow)
     answer = together.submit(ask, slow, "f")
     wait_until(lambda: runs(slow) > before)

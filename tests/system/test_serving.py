@@ -68,7 +68,7 @@ def test_idle_workers_stay_until_others_need_their_capacity(make_node):
     assert not any("others need" in line for line in node.said)
 
 
-def test_answers_equal_plain_pytorch_at_every_batch(node: NodeProcess):
+def test_answers_equal_plain_pytorch_at_several_batch_sizes(node: NodeProcess):
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(4, 256), torch.nn.GELU(), torch.nn.Linear(256, 3)).eval()
     exported = export(module, {"input": torch.zeros(2, 4)})
@@ -161,7 +161,7 @@ def test_a_handler_makes_the_inputs_of_a_function_without_inputs(node: NodeProce
     assert node.client.infer("constant", {})["y"].tolist() == [[3.0] * 4]
 
 
-def test_a_full_queue_and_a_passed_deadline_are_clear_refusals(node: NodeProcess):
+def test_a_full_queue_and_a_passed_deadline_give_clear_refusals(node: NodeProcess):
     deploy(node, "slow", handler=SLOW, queue_limit=1, max_workers=1)
     [worker] = node.client.explain("slow")["workers"]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -227,7 +227,7 @@ def test_an_input_that_a_program_cannot_run_is_the_callers_error_and_affects_no_
     assert node.client.function("embedding")["workers"] == [worker]
 
 
-def test_a_program_with_an_unknown_operator_is_refused_by_name(node: NodeProcess):
+def test_a_program_with_an_unknown_operator_is_refused_with_the_name_of_the_operator(node: NodeProcess):
     exported = export(Scale(2.0), {"x": torch.zeros(2, 4)})
     call = exported.program.calls[0]
     calls = (type(call)("aten.from_file.default", *list_fields(call)[1:]), *exported.program.calls[1:])

@@ -59,7 +59,7 @@ def state(node: NodeProcess, key: str) -> int:
 @pytest.fixture
 def node(shared_node, request) -> NodeProcess:
     """Return a node with three variants, awake in one worker; another worker starts only if that one hangs or ends.
-    The parameter is the timeout of the requests of the second.
+    The parameter is the timeout of the requests to the second variant.
     """
     timeouts = {2: getattr(request, "param", 60.0)}
     node = shared_node("--workers-max", "2", "--cores", "1")
@@ -143,14 +143,14 @@ def test_a_failure_death_or_hang_in_a_shared_run_costs_others_at_most_one_retry(
     assert near(node, 3)
 
 
-def test_a_function_or_caller_that_leaves_during_a_shared_run_affects_no_other(node):
+def test_a_removal_an_update_or_a_disconnect_during_a_shared_run_affects_no_other_request(node):
     """One function is removed, one updated, and the caller of one disconnects: the others get their answers."""
     caller = http.client.HTTPConnection(node.url.removeprefix("http://"))
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 0.0, 2.0, 3.0]}
     ask = partial(caller.request, "POST", "/v2/models/v1/infer", json.dumps({"inputs": [tensor]}))
     with together(node, {1: STOPS, 3: 0.0, 2: 0.0}, ask) as answers:
         wait_until(lambda: shared(node) and stopped_workers(node) and state(node, "running") == 4)
-        # This disconnects at once, not at the garbage collection.
+        # This disconnects immediately, not at the garbage collection.
         caller.sock.shutdown(socket.SHUT_RDWR)
         caller.close()
         node.client.remove("v3")

@@ -97,7 +97,7 @@ def test_top_shows_active_functions_first(node):
     assert json.loads(shown.stdout)["functions"][0]["name"] == "one"
 
 
-def test_explain_shows_where_the_blocks_are_and_which_functions_share_them(node):
+def test_explain_shows_where_the_blocks_are_and_how_many_functions_share_them(node):
     explained = wait_until(lambda: (it := node.client.explain("one"))["workers"][0]["private_bytes"] and it)
     disk, host, private = explained["tiers"]
     assert disk["resident"] == host["resident"] == disk["shared"] + disk["exclusive"]

@@ -159,7 +159,7 @@ def test_answers_do_not_depend_on_functions_of_other_tenants(tenants: Tenants) -
     assert "overwinter_workers" not in tenants.bob.metrics()
 
 
-def test_blocks_of_another_tenant_are_missing_and_cannot_be_used(tenants: Tenants) -> None:
+def test_blocks_of_another_tenant_are_reported_as_missing_and_cannot_be_used(tenants: Tenants) -> None:
     assert tenants.secret
     wanted = ["ab" * 32, *tenants.secret]
     assert tenants.bob.missing(wanted) == wanted

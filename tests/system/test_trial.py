@@ -57,7 +57,7 @@ def test_a_sample_replaces_the_generated_request(node: NodeProcess):
     assert node.client.infer("proved", {"row": ["1,2,3,4"]})["sum"].tolist() == [24.0]
 
 
-def test_a_sample_that_is_not_answered_refuses_the_deploy(node: NodeProcess):
+def test_a_deploy_with_a_sample_that_is_not_answered_is_refused(node: NodeProcess):
     with pytest.raises(CallerError, match="sample 2.*must be 4"):
         deploy(node, "refused", READS, {"row": ["1,2,3,4"]}, {"row": ["1,2,3"]})
     assert is_gone(node, "refused")
@@ -100,13 +100,13 @@ SELF_ENDING = {
 
 
 @pytest.mark.parametrize("kind", SELF_ENDING)
-def test_a_handler_that_ends_its_process_on_trial_is_its_authors_failure(node: NodeProcess, kind: str):
+def test_a_deploy_whose_handler_ends_its_process_on_trial_is_refused_as_the_callers_error(node: NodeProcess, kind: str):
     with pytest.raises(CallerError, match="--sample"):
         deploy(node, "ending", f"import os\n{SELF_ENDING[kind]}")
     assert is_gone(node, "ending")
 
 
-def test_a_process_that_ends_on_trial_has_ended_even_if_its_zygote_reports_it_late(make_node):
+def test_the_end_of_a_process_on_trial_is_noticed_even_if_its_zygote_reports_it_late(make_node):
     node = make_node("--zygote-timeout-s", "60")
     stops = "import os, signal\ndef preprocess(inputs, state):\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     with ThreadPoolExecutor(1) as pool:
