@@ -168,7 +168,7 @@ def test_the_cpu_time_of_a_process_forked_ahead_counts_for_its_tenant(rig):
 
 
 @pytest.mark.parametrize("more", [{"concurrency": 2}, {"memory_mib": 6 << 10}])
-def test_a_process_forked_ahead_with_too_low_limits_ends_and_the_worker_is_forked(rig, more):
+def test_a_process_forked_ahead_with_too_low_limits_ends_and_another_is_forked_for_the_worker(rig, more):
     small = function("f")
     large = function("g", memory_mib=more.get("memory_mib", 512))
 

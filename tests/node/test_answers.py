@@ -113,7 +113,7 @@ def test_an_answer_of_impossible_size_is_not_mapped(buffer: SharedBuffer) -> Non
     assert buffer.nbytes == FIRST_BYTES
 
 
-def test_a_worker_can_only_report_errors_of_its_caller_its_author_and_itself(buffer: SharedBuffer) -> None:
+def test_a_worker_can_report_only_errors_of_the_caller_of_the_author_and_of_itself(buffer: SharedBuffer) -> None:
     kinds = ["StoreError", "OverloadedError", "NoSpaceError", "NotFoundError", "nonsense", "", *sorted(ERRORS)]
     result = Answer(1, tuple(Failure(kind, "x" * (1 << 16)) for kind in kinds))
     failures = outputs_of(SPECS, result, buffer)

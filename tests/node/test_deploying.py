@@ -92,7 +92,7 @@ def test_a_function_with_too_many_tensors_in_a_run_is_refused_with_the_batch_tha
     deploying(scene)
 
 
-def test_versions_are_unloaded_and_removed_some_in_each_iteration_of_the_loop(deploying, monkeypatch):
+def test_versions_are_unloaded_and_removed_a_few_in_each_iteration_of_the_loop(deploying, monkeypatch):
     versions = 2 * STARTED_MAX
 
     async def scene(node, manifest):
@@ -142,7 +142,7 @@ def test_versions_are_unloaded_and_removed_some_in_each_iteration_of_the_loop(de
     deploying(scene)
 
 
-def test_a_removal_collects_unneeded_blocks_in_the_thread_for_it(deploying, monkeypatch):
+def test_a_removal_collects_unneeded_blocks_in_the_thread_for_collections(deploying, monkeypatch):
     async def scene(node, manifest):
         seen, collect = [], node.repository.collect
 

@@ -263,7 +263,7 @@ def test_a_failed_start_ends_the_process_forked_ahead_for_it(is_stopped):
     asyncio.run(scene())
 
 
-def test_a_programming_error_in_work_for_one_function_fails_its_operation_alone():
+def test_a_programming_error_in_work_for_one_function_fails_only_its_operation():
     def mistaken(*of):
         raise KeyError(7)
 
@@ -300,7 +300,7 @@ def test_a_programming_error_in_work_for_one_function_fails_its_operation_alone(
     assert (len(lines), stopped) == (2, [2])
 
 
-def test_a_host_store_that_cannot_be_made_fails_the_load_alone():
+def test_a_host_store_that_cannot_be_made_fails_only_the_load():
     function = SimpleNamespace(id="f@1", manifest=SimpleNamespace(tenant="ada"), store="ada", blobs=[])
     heard: list[Event] = []
 
@@ -327,7 +327,7 @@ class FullStores(HostStores):
         return super().store(name)
 
 
-def test_a_deploy_whose_host_store_cannot_be_made_fails_alone(tmp_path):
+def test_only_the_deploy_whose_host_store_cannot_be_made_fails(tmp_path):
     hosts, config, lines = FullStores(tmp_path / "hosts", Pipes()), SchedulerConfig(), LogLines()
     scheduler, quarantine = Scheduler(config), Quarantine(tmp_path / "quarantine.json")
     published = Published(scheduler.cycle)

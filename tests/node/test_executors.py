@@ -669,7 +669,7 @@ def test_an_executor_is_contained_as_a_worker_is(rig, pool):
     rig.run(scene())
 
 
-def test_memory_that_the_system_refuses_is_named(rig, pool):
+def test_the_reason_names_the_memory_that_the_system_refuses(rig, pool):
     name = DeviceId("huge")
     pool.effects.executors._devices[name] = DeviceConfig(name=name, memory_bytes=1 << 45)
 

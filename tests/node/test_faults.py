@@ -101,7 +101,7 @@ def test_work_for_one_function_reports_an_expected_failure_as_it_is(failure):
 
 
 @pytest.mark.parametrize("mistake", [TypeError("no"), KeyError(7), OverflowError("int too large"), RecursionError()])
-def test_a_programming_error_in_work_for_one_function_fails_that_work_alone(mistake):
+def test_a_programming_error_in_work_for_one_function_fails_only_that_work(mistake):
     [failure] = failures_of(mistake)
     assert isinstance(failure, WorkerError)
     assert type(mistake).__name__ in str(failure)

@@ -274,7 +274,7 @@ def test_a_footprint_is_posted_only_when_it_has_changed(scene):
     assert len(scene.events) == 1
 
 
-def test_binds_that_took_less_memory_than_expected_are_posted(scene):
+def test_a_footprint_is_posted_when_binds_took_less_memory_than_expected(scene):
     worker = scene.start()
     scene.check()
     first, result = scene.taken(worker), len(scene.events)

@@ -1,4 +1,4 @@
-"""A compromised executor that forges messages ends, and nothing else does."""
+"""A compromised executor that forges messages is ended, and nothing else is."""
 
 import asyncio
 import ctypes
@@ -71,7 +71,7 @@ MOVED = {"more than the blocks have": [1 << 62], "fewer than none": [-1], "more 
 
 
 @pytest.mark.parametrize("moved", MOVED)
-def test_an_executor_that_forges_the_bytes_that_it_moved_is_ended(rig, pool, moved: str):
+def test_an_executor_that_forges_the_number_of_moved_bytes_is_ended(rig, pool, moved: str):
     function = variant("minilm", 0)
     pool.deploy(function)
 

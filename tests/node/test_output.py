@@ -108,7 +108,7 @@ def tenants_that_print(loud: int, lines: int) -> Iterator[tuple[LogLines, list[O
             pipe.close()
 
 
-def test_pipes_are_read_some_at_a_time_in_turns_of_the_tenants(monkeypatch):
+def test_pipes_are_read_a_few_at_a_time_in_turns_of_the_tenants(monkeypatch):
     read = []
     monkeypatch.setattr(output, "PAUSE_S", 3600)
     monkeypatch.setattr(Output, "read", lambda self: read.append(self.tenant))

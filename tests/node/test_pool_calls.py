@@ -110,7 +110,7 @@ def test_calls_of_a_tenants_trials_take_turns():
     assert max(map(done.index, ("another tenant's begins", "a request's begins"))) < done.index("second begins")
 
 
-def test_a_programming_error_in_a_call_ends_its_worker_alone(monkeypatch):
+def test_a_programming_error_in_a_call_ends_only_its_worker(monkeypatch):
     function = Function(AddOne(), {"x": torch.zeros(2, 4)}).deployed
     ended, lines = [], LogLines()
 

@@ -176,7 +176,7 @@ def test_the_elements_of_an_answer_are_checked_in_several_iterations(
     assert len(worker.events) == (0 if ends and steps > 1 else 1)
 
 
-def test_an_answer_to_a_repeated_request_is_reserved_once(function: Function, copied: list[int]) -> None:
+def test_memory_for_a_repeated_request_is_reserved_only_once(function: Function, copied: list[int]) -> None:
     def scene(worker: Worker) -> None:
         # An earlier worker ended while its answer was copied.
         worker.payloads[0].reserve(NBYTES // 2)

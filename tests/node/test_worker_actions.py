@@ -241,7 +241,7 @@ def test_requests_that_end_while_blocks_are_verified_are_left_out_of_the_run(rig
     reopened.run(scene)
 
 
-def test_a_programming_error_in_a_run_that_waited_ends_its_executor_alone(rig, pool, monkeypatch):
+def test_a_programming_error_in_a_run_that_waited_ends_only_its_executor(rig, pool, monkeypatch):
     reopened = Reopened(rig, pool)
 
     def mistaken(*of):

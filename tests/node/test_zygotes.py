@@ -344,7 +344,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("code", FORGED.values(), ids=FORGED.keys())
-def test_a_zygote_that_sends_an_unexpected_message_is_ended_alone(calm, code):
+def test_only_the_zygote_that_sends_an_unexpected_message_is_ended(calm, code):
     async def scene():
         held = len(os.listdir("/proc/self/fd"))
         with closing(Double(calm, code, calm.victim.worker)) as double:
@@ -446,7 +446,7 @@ def test_reports_of_a_zygote_on_its_workers_are_checked_with_the_kernel(calm, co
     calm.run(asked_for_a_worker(calm, code, calm.victim, ends_it))
 
 
-def test_a_zygote_that_never_reports_a_worker_is_ended_alone(rig):
+def test_only_the_zygote_that_never_reports_a_worker_is_ended(rig):
     async def scene():
         await asked_for_a_worker(rig, "", await rig.start_worker(function("victim", "ada")), ends_it=True)
 

@@ -85,7 +85,7 @@ def served_while_stopped(node: NodeProcess, pids: list[int], ask: Callable[[int]
     return during
 
 
-def test_workers_and_devices_are_both_tried_and_a_function_is_seen_as_one(make_node):
+def test_workers_and_devices_are_both_tried_and_shown_as_one_function(make_node):
     node = make_node("--devices", "2", "--device-memory", "8MiB")
     put(node)
     assert all(right(node, name, float(at)) for at in range(3) for name in MODELS)

@@ -131,7 +131,7 @@ def test_a_cut_function_for_any_device_runs_in_workers_and_in_slices_whatever_di
     assert not node.client.explain("cut")["pool"]["slices"]
 
 
-def test_a_cut_function_is_seen_as_one(make_node):
+def test_the_slices_of_a_function_are_shown_as_one_function(make_node):
     node = make_node(*SMALL)
     put(node, "cut", device="pool", slo_ms=60_000)
     for _ in range(4):
@@ -234,7 +234,7 @@ def test_a_request_may_expire_or_be_cancelled_in_any_slice(make_node):
     assert near(asked(node, "f"), 1, 8)
 
 
-def test_a_call_whose_weights_fit_on_no_device_is_named(make_node):
+def test_a_refusal_names_the_call_whose_weights_fit_on_no_device(make_node):
     node = make_node("--devices", "1", "--device-memory", "1MiB")
     model = torch.nn.Embedding(1 << 16, 8)
     made = export(model, {"input": torch.zeros(2, 4, dtype=torch.int64)})

@@ -128,7 +128,7 @@ def test_a_text_function_answers_as_on_the_cpu(pool: NodeProcess, together):
     assert runs(pool) > len(requests)
 
 
-def test_a_function_with_a_handler_is_seen_as_one(shared_node):
+def test_a_handler_and_its_program_on_the_pool_are_shown_as_one_function(shared_node):
     pool = shared_node("--devices", "1", "--device-memory", "8MiB")
     deploy(pool, "seen", handler=PLUS + MORE, device="pool", slo_ms=5000)
     assert [ask(pool, "seen")[0] for _ in range(4)] == [11.0] * 4
@@ -205,7 +205,7 @@ def test_large_tensors_reach_the_pool_up_to_a_limit(pool: NodeProcess):
     assert len(pool.client.infer("large", {"x": x[:1]})["y"]) == 2
 
 
-def test_inputs_on_which_the_program_fails_are_named(pool: NodeProcess):
+def test_the_error_names_the_input_on_which_the_program_fails(pool: NodeProcess):
     handler = "def preprocess(inputs, state):\n    return {'x': inputs['x'][:, :int(inputs['x'][0, 0]) or 4]}\n"
     deploy(pool, "narrow", handler=handler, device="pool")
     with pytest.raises(CallerError, match="input 'x' of narrow@1: a fixed size must be 4, not 2"):

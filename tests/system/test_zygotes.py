@@ -79,7 +79,7 @@ def found_in(pid: int, words: list[bytes]) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory) -> Iterator[NodeProcess]:
-    """A node on which other tenants have no zygotes, which could start at any time."""
+    """A node without functions of other tenants, whose zygotes could start at any time."""
     node = NodeProcess(tmp_path_factory.mktemp("zygotes"))
     yield node
     node.clean()
