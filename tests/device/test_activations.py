@@ -1,4 +1,4 @@
-"""The memory of a run follows the sizes of its inputs, and what a profile measured."""
+"""The estimated memory of a run follows the sizes of its inputs and what a profile measured."""
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ def activations() -> Activations:
     return Activations(export(Wide(), {"x": torch.zeros(2, WIDTH)}).program)
 
 
-def test_the_memory_grows_with_the_batch():
+def test_the_estimated_memory_grows_with_the_batch():
     found = activations()
     one, many = found.nbytes([(1, WIDTH)]), found.nbytes([(64, WIDTH)])
     # Inputs, and two results at a time.
@@ -59,14 +59,14 @@ def test_sizes_that_no_float_holds_need_more_than_any_device_has():
 
 
 class AtLeast64(torch.nn.Module):
-    """The smallest request with the other sizes of the example has several rows."""
+    """Refuses the smallest batch with the other sizes of the example."""
 
     def forward(self, x):
         torch._check(x.shape[0] * x.shape[1] >= 64)
         return {"y": (x * 2 + 1).relu().sum(dim=2)}
 
 
-def test_a_measured_request_has_the_least_rows_that_the_program_takes():
+def test_a_measured_request_has_the_batch_of_the_example_if_the_program_refuses_the_smallest_batch():
     example = torch.zeros(8, 16, WIDTH >> 3)
     program = export(AtLeast64(), {"x": example}, {"x": {0: "batch", 1: "sequence"}}).program
     found = Activations(program)

@@ -150,13 +150,13 @@ def test_the_eviction_of_a_function_frees_whole_partitions():
         allocator.free(offset)
 
 
-def test_blocks_of_a_common_size_leave_no_gaps():
+def test_blocks_of_the_same_size_are_placed_without_gaps_between_them():
     arena = Arena(PartitionedAllocator(ARENA, PARTITION))
     # Aligned to powers of two, as buddies are, only four of five would fit into a partition.
     assert arena.hold("a", {str(at): 3 * GRANULE_BYTES for at in range(40)}) is not None
 
 
-def test_blocks_that_fit_without_slots_are_placed():
+def test_blocks_that_fit_only_without_slots_are_placed():
     arena = Arena(PartitionedAllocator(3 * PARTITION, PARTITION))
     # As in MiniLM: the embedding takes adjacent partitions, and slots for the layers would waste what is left.
     sizes = {"embedding": 31, "layer0": 5, "layer1": 5, "head": 3}

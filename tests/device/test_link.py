@@ -33,7 +33,7 @@ def test_a_transfer_takes_its_latency_and_the_time_of_its_bytes():
     assert all(stop == start for (_, stop), (start, _) in pairwise(pieces))
 
 
-def test_the_time_between_two_sleeps_shortens_the_next_one():
+def test_the_time_between_two_sleeps_shortens_the_second():
     link, clock = link_of()
     for _ in link.transfer(1_000_000):
         clock.now += 0.0004
@@ -56,7 +56,7 @@ def test_two_links_of_one_switch_get_half_each():
     assert other_clock.now == pytest.approx(2.5, abs=0.01)
 
 
-def test_processes_share_a_switch_through_its_time():
+def test_processes_share_a_switch_through_the_time_when_it_is_free():
     free_at_s = c_double()
     one, one_clock = link_of(Switch(1e6, 2, free_at_s))
     other, other_clock = link_of(Switch(1e6, 2, free_at_s))
@@ -75,7 +75,7 @@ def test_whatever_another_process_writes_a_transfer_ends(written):
     assert 1.49 < clock.now < 4.51
 
 
-def test_an_idle_switch_remembers_nothing():
+def test_a_switch_that_is_idle_again_does_not_delay_a_transfer():
     switch = Switch(1e6)
     one, _ = link_of(switch)
     other, other_clock = link_of(switch)

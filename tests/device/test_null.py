@@ -20,7 +20,7 @@ LARGE_BYTES = 64 << 30
 
 
 class Clock:
-    """A clock that only sleeps move."""
+    """A clock that only sleeping advances."""
 
     def __init__(self):
         self.now = 0.0
@@ -70,7 +70,7 @@ def test_a_run_takes_at_least_the_longer_of_transfer_and_execution_and_at_most_t
     assert output.shape == zoo.build("mlp", small=True).module(*inputs).shape
 
 
-def test_a_larger_batch_takes_the_time_of_its_requests(device):
+def test_a_run_takes_the_time_in_the_profile_for_its_number_of_requests(device):
     clock = Clock()
     function, [x], route = stored({1: 0.1, 2: 0.15, 4: 0.25}, clock)
     run(device, function, [x], [route], SwapSettings(1 << 30))

@@ -137,7 +137,7 @@ def test_more_memory_than_the_machine_has_is_refused():
         shared_memory(1 << 60)
 
 
-def test_a_process_that_may_read_the_memory_cannot_open_it_to_write():
+def test_a_process_that_may_read_the_memory_cannot_write_to_it():
     with ExitStack() as stack:
         fd = stack.enter_context(opened(shared_memory(MEMORY)))
         device = stack.enter_context(closing(VirtualDevice("a", PartitionedAllocator(MEMORY, PARTITION), fd)))
@@ -158,7 +158,7 @@ def test_a_process_that_may_read_the_memory_cannot_open_it_to_write():
         assert torch.equal(memory.find(BLOCKS).blocks[NAMES[1]], content(NAMES[1]))
 
 
-def test_no_valid_copy_beside_a_busy_owner_has_a_wrong_byte():
+def test_no_valid_copy_has_a_wrong_byte_while_the_owner_changes_its_memory():
     with shared() as (device, memory), ThreadPoolExecutor(1) as threads:
         enough, rounds = Event(), 0
 

@@ -133,7 +133,7 @@ def test_a_swapped_run_answers_as_plain_pytorch_does(stored, device, name, swapp
     assert device.missing(function.blocks) == function.blocks
 
 
-def test_weights_are_made_again_only_when_blocks_may_lie_elsewhere(stored, device):
+def test_weight_tensors_are_created_again_only_when_blocks_may_lie_elsewhere(stored, device):
     model = stored["minilm"]
     first, second = model.functions[:2]
     model.check(device, 0, [model.route])
@@ -163,7 +163,7 @@ def test_a_run_whose_inputs_cannot_be_brought_leaves_no_blocks(stored, device, m
     model.check(device, 0, [model.route])
 
 
-def test_a_sibling_brings_only_what_differs(stored, device):
+def test_a_variant_brings_only_the_blocks_that_differ(stored, device):
     model = stored["minilm"]
     model.check(device, 0, [model.route])
     delta = set(model.functions[1].blocks) - set(model.functions[0].blocks)
@@ -196,7 +196,7 @@ def test_blocks_come_from_a_peer_where_it_has_them(on_cpu, virtual, shared):
     assert far == sum(model.functions[1].blocks[address] for address in second - first)
 
 
-class EvictsAtOnce(Source):
+class EvictsAfterFind(Source):
     """The memory of a device that evicts a function once its blocks are found, before another device copies them."""
 
     def __init__(self, memory, peer, evicted):
@@ -218,7 +218,7 @@ class EvictsAtOnce(Source):
 def test_what_a_peer_evicts_meanwhile_comes_from_the_host(on_cpu, virtual, shared, swapping):
     model, (peer, memory) = on_cpu["minilm"], shared
     model.check(peer, 0, [model.route])
-    source = EvictsAtOnce(memory, peer, model.functions[0])
+    source = EvictsAfterFind(memory, peer, model.functions[0])
     assert model.check(virtual, 0, [Route(source, fast()), model.route], swapping) > 0
     assert model.moved[0] == 0
     virtual.evict(model.functions[0].name)
@@ -228,7 +228,7 @@ def test_what_a_peer_evicts_meanwhile_comes_from_the_host(on_cpu, virtual, share
     assert virtual.missing(model.functions[0].blocks) == model.functions[0].blocks
 
 
-def test_a_failed_swap_leaves_nothing_behind(stored, device):
+def test_a_failed_swap_leaves_no_blocks(stored, device):
     model = stored["minilm"]
     with pytest.raises(StoreError, match="none of the places"):
         run(device, model.functions[0], model.inputs, [Route(HostBlocks({}), fast())], SWAPPINGS[0])
@@ -270,7 +270,7 @@ def test_an_error_while_memory_is_cleared_leaves_no_blocks(stored, device, monke
     model.check(device, 0, [model.route])
 
 
-def test_a_run_that_fails_leaves_its_blocks(stored, device):
+def test_the_blocks_of_a_run_that_fails_stay_on_the_device(stored, device):
     model = stored["minilm"]
     with pytest.raises(IndexError):
         run(device, model.functions[0], [torch.zeros(1)] * len(model.inputs), [model.route], SWAPPINGS[0])
@@ -289,7 +289,7 @@ def test_what_does_not_fit_is_refused(stored, kind):
 @settings(deadline=None, max_examples=30)
 @given(steps=STEPS)
 @pytest.mark.parametrize("allocator", [PartitionedAllocator, lambda nbytes, _: CachedAllocator(nbytes)])
-def test_answers_stay_right_while_functions_come_and_go(stored, kind, allocator, steps):
+def test_answers_stay_right_while_functions_are_brought_and_evicted(stored, kind, allocator, steps):
     nbytes = max(model.functions[0].nbytes for model in stored.values())
     recent = []
     with closing(made(kind, "a", allocator(nbytes + nbytes // 2 >> 16 << 16, 64 * KIB))) as device:
@@ -379,7 +379,7 @@ def test_groups_keep_the_order_and_the_first_ones_are_smaller(blocks, group_byte
         assert group.first_use == int(group.copies[0].address)
 
 
-def test_the_elbow_is_where_larger_transfers_stop_being_faster():
+def test_the_elbow_is_where_larger_transfers_have_hardly_more_throughput():
     assert elbow({size: 1e-3 + size / 1e6 for size in (1000, 10_000, 100_000, 1_000_000)}) == 100_000
 
 

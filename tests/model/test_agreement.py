@@ -52,7 +52,7 @@ def scaled(_, x):
         (squeezed, (2, 2)),
     ],
 )
-def test_a_size_begins_at_two_where_the_answers_at_one_are_wrong(function, least):
+def test_the_minimum_of_a_size_becomes_two_if_the_answers_at_one_are_wrong(function, least):
     program, weights, agreement = agreed(function)
     lows = {name: low for name, (low, _) in program.dimensions.items()}
     assert tuple(lows.values()) == least
@@ -64,18 +64,18 @@ def test_a_size_begins_at_two_where_the_answers_at_one_are_wrong(function, least
             assert torch.equal(run(weights, (x,))[0], Net(function)(x))
 
 
-def test_a_batch_that_begins_at_two_keeps_layers_and_sizes_true():
+def test_a_program_whose_batch_is_at_least_two_describes_its_layers_at_a_batch_of_two():
     agreement = agreed(lambda self, x: scaled(self, x @ self.weight), BATCH)
     assert agreement.program.example == {"batch": 2}
     [layer] = agreement.program.layers
     assert layer.output_bytes == 2 * 7 * 4 * 4
 
 
-def test_a_fixed_program_is_compared_at_its_only_size():
+def test_a_program_with_fixed_sizes_is_compared_at_these_sizes_only():
     assert agreed(lambda _, x: x + 1, {}).agreement.sizes == ({},)
 
 
-def test_what_differs_at_a_larger_size_is_refused_with_the_size_and_the_output():
+def test_a_difference_at_a_larger_size_is_refused_and_the_error_names_the_size_and_the_output():
     class Long(nn.Module):
         def forward(self, x):
             # Libraries have such branches for the exporter.
@@ -100,7 +100,7 @@ def test_a_module_that_answers_differently_each_time_is_refused():
 
 
 @pytest.mark.parametrize("kept", ["calls", "last"])
-def test_a_module_that_keeps_something_between_calls_is_refused_and_left_as_it_was(kept):
+def test_a_module_whose_state_changes_its_answers_is_refused_and_left_as_it_was(kept):
     class Keeping(nn.Module):
         calls, last = 0, None
 
@@ -115,7 +115,7 @@ def test_a_module_that_keeps_something_between_calls_is_refused_and_left_as_it_w
     assert (module.calls, module.last) == (0, None)
 
 
-def test_a_module_may_keep_what_changes_no_answer():
+def test_a_module_may_keep_state_that_changes_no_answer():
     class Caching(nn.Module):
         scale = None
 
@@ -127,7 +127,7 @@ def test_a_module_may_keep_what_changes_no_answer():
     assert not agree(export(Caching(), (X,))).agreement.notes
 
 
-def test_a_module_that_fails_outside_its_example_gets_a_narrower_range():
+def test_a_module_that_fails_above_the_size_of_its_example_gets_a_narrower_range():
     class Picky(nn.Module):
         def forward(self, x):
             if not torch.compiler.is_exporting() and x.shape[1] > 7:
@@ -157,7 +157,7 @@ def test_equal_bits_are_recorded_as_such():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_an_encoder_with_a_padding_mask_is_within_the_bound(padded):
+def test_an_encoder_with_a_padding_mask_agrees_within_the_bound(padded):
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -213,7 +213,7 @@ def test_a_default_dtype_that_cannot_be_kept_is_refused():
         (lambda _, x: x + 1, {}, "input 'x'"),
     ],
 )
-def test_what_mixes_the_rows_of_a_batch_is_not_batched(function, dynamic, words):
+def test_a_program_that_mixes_rows_or_has_an_input_or_output_without_batch_is_not_batched(function, dynamic, words):
     assert re.search(words, agreed(function, dynamic).agreement.batching.obstacle)
 
 
@@ -226,7 +226,7 @@ def test_what_mixes_the_rows_of_a_batch_is_not_batched(function, dynamic, words)
         lambda _, x: torch.cond(x.max() > 100, lambda x: x - x.mean(0), lambda x: x + 0, (x,)),
     ],
 )
-def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(function):
+def test_a_program_that_mixes_rows_only_if_one_has_values_that_no_example_has_is_not_batched(function):
     assert "other outputs" in agreed(function, BATCH).agreement.batching.obstacle
 
 
@@ -237,11 +237,11 @@ def test_what_mixes_rows_only_beside_values_that_no_example_has_is_not_batched(f
         lambda _, x: torch.where(x[0].amax() > 100, x / 255, x),
     ],
 )
-def test_what_mixes_rows_beside_values_that_all_examples_have_is_not_batched(function):
+def test_a_program_that_mixes_rows_if_one_has_values_that_all_examples_have_is_not_batched(function):
     assert "other outputs" in agreed(function, BATCH, 100 + X.abs()).agreement.batching.obstacle
 
 
-def test_a_minimum_that_the_program_itself_refuses_is_only_noted():
+def test_a_minimum_size_that_the_program_itself_refuses_is_only_noted():
     made = agreed(lambda _, x: x[:, 1:-1].mean(1))
     assert made.agreement.notes
     x = torch.randn(3, 5, 4)
@@ -254,7 +254,7 @@ def test_a_lazily_negated_output_is_compared():
     assert agreed(lambda _, x: torch.fft.rfft(x, dim=1).conj().imag, BATCH).agreement.outputs["output"].exact
 
 
-def test_what_depends_on_equal_requests_in_the_batch_is_not_batched():
+def test_a_program_that_counts_equal_requests_in_the_batch_is_not_batched():
     def alone(_, x):
         rows = x.flatten(1)
         return x / (rows[:, None] == rows).all(2).sum(1)[:, None, None]
@@ -279,7 +279,7 @@ def test_a_program_that_fails_on_extreme_values_may_be_batched():
         (lambda batch, sequence: sequence * batch >= 14, (1, 7), (1, 14)),
     ],
 )
-def test_sizes_that_a_check_of_the_program_refuses_are_reported_and_the_rest_is_deployed(holds, refused, answered):
+def test_sizes_that_a_check_of_the_program_refuses_are_noted_and_the_others_are_answered(holds, refused, answered):
     program, weights, agreement = agreed(lambda _, x: x - 1 if holds(*x.shape[:2]) else x)
     assert [low for low, _ in program.dimensions.values()] == [1, 1]
     assert any("the model needs" in note for note in agreement.notes)
@@ -289,7 +289,7 @@ def test_sizes_that_a_check_of_the_program_refuses_are_reported_and_the_rest_is_
     assert torch.equal(run(weights, [torch.ones(*answered, 4)])[0], torch.zeros(*answered, 4))
 
 
-def test_a_size_with_wrong_answers_at_one_is_found_beside_a_check():
+def test_a_size_with_wrong_answers_at_one_is_found_although_a_check_refuses_other_sizes():
     def torn(_, x):
         scale = 100 if x.shape[0] == 1 else 1
         return x * scale - 1 if x.shape[0] * x.shape[1] >= 14 else x
@@ -297,7 +297,7 @@ def test_a_size_with_wrong_answers_at_one_is_found_beside_a_check():
     assert [low for low, _ in agreed(torn).program.dimensions.values()] == [2, 1]
 
 
-def test_what_changes_answers_only_in_large_batches_may_have_smaller_ones():
+def test_a_program_whose_answers_change_only_in_large_batches_may_run_in_smaller_ones():
     def crowded(_, x):
         return x + (torch.arange(x.shape[0]) >= 20)[:, None, None]
 
@@ -306,7 +306,7 @@ def test_what_changes_answers_only_in_large_batches_may_have_smaller_ones():
     assert "32 requests" in agree(export(Net(crowded), (X,), BATCH), max_batch=32).agreement.batching.obstacle
 
 
-def test_a_module_without_two_different_requests_is_not_batched():
+def test_a_module_that_accepts_no_two_different_requests_is_not_batched():
     class Stubborn(nn.Module):
         def forward(self, x):
             if not torch.compiler.is_exporting() and (x != 7).any():
@@ -317,18 +317,18 @@ def test_a_module_without_two_different_requests_is_not_batched():
     assert "no two different requests" in obstacle
 
 
-def test_a_square_input_is_not_batched():
+def test_an_input_whose_two_dimensions_are_both_the_batch_is_not_batched():
     square = {"x": {0: "batch", 1: "batch"}}
     assert "'x'" in agreed(lambda _, x: x @ x, square, torch.randn(3, 3)).agreement.batching.obstacle
 
 
-def test_what_keeps_rows_apart_may_be_batched_with_requests_of_several_rows():
+def test_a_program_that_keeps_rows_apart_may_be_batched_also_with_requests_of_several_rows():
     batching = agreed(lambda self, x: (x @ self.weight).softmax(-1), BATCH).agreement.batching
     assert batching.obstacle == ""
     assert any(len(set(rows)) > 1 for rows in batching.rows)
     assert batching.outputs["output"].difference < 1e-6
 
 
-def test_an_answer_that_hardly_depends_on_others_is_still_not_batched():
+def test_a_program_whose_answers_hardly_depend_on_other_requests_is_still_not_batched():
     batching = agreed(lambda _, x: 50 + x / 100 - x.mean(0) / 200, BATCH).agreement.batching
     assert "other outputs" in batching.obstacle

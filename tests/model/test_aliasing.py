@@ -21,7 +21,7 @@ def slice_assignment():
     )
 
 
-def test_written_slot():
+def test_the_written_slot_is_the_first_argument_of_a_call_that_writes_in_place():
     assert written_slot(Call("aten.copy_.default", (Slot(3), Slot(4)), {}, (5,))) == 3
     assert written_slot(Call("aten.add.Tensor", (Slot(3), Slot(4)), {}, (5,))) is None
 
@@ -62,7 +62,7 @@ def test_any_cut_of_a_program_without_writes_is_allowed():
         check_span(chain(), cut, 3)
 
 
-def test_numbers_do_not_tie_values_together():
+def test_tensors_that_are_reshaped_to_the_same_number_share_no_memory():
     """Two tensors reshaped by the same number share no memory, so one may be written to after the cut."""
     calls = [
         Call("aten.sym_size.int", (Slot(1), 0), {}, (2,)),

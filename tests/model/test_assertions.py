@@ -69,7 +69,7 @@ def test_request_that_fails_a_check_gets_the_authors_message(module):
         assert torch.equal(served(X), module(X))
 
 
-def test_check_that_one_request_fails_hurts_no_other(module):
+def test_check_that_one_request_fails_does_not_affect_another_request(module):
     served = Served(export(module, (X,)))
     good, bad = served.runner.answer([{"x": X[:2]}, {"x": -X[:2]}])
     assert isinstance(bad, Failure)
@@ -77,7 +77,7 @@ def test_check_that_one_request_fails_hurts_no_other(module):
         assert torch.equal(good["output"], module(X[:2]))
 
 
-def test_checks_outlive_encoding_and_belong_to_layers(module):
+def test_checks_survive_encoding_and_are_covered_by_the_layers(module):
     program, _ = export(module, (X,))
     again = decode_program(encode_program(program))
     validate(again)
@@ -97,7 +97,7 @@ def test_a_program_with_checks_answers_the_same_wherever_it_is_cut(module):
             assert torch.equal(held[program.output_slots[0]], module(X))
 
 
-def test_runs_of_zeros_are_not_checked(module):
+def test_runs_for_timing_and_warm_up_on_inputs_of_zeros_skip_the_checks(module):
     exported = export(module, (X,))
     zeros = [torch.zeros(4, 6)]
     marks: list[float] = []
@@ -122,7 +122,7 @@ def test_saved_export_keeps_its_checks(module, tmp_path):
             assert torch.allclose(served(X), module(X))
 
 
-def test_a_failed_check_without_a_message_names_its_source_line():
+def test_a_failed_check_without_a_message_names_its_source_file():
     def unsaid(self, x):
         torch._check(x.sum().to(torch.int64).item() > 0)
         return self.layer(x)

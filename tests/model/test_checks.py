@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 class Nested(nn.Module):
-    """Inputs in containers and by keyword, four of the six under guards."""
+    """Six inputs, in containers and by keyword, of which four have guards."""
 
     def forward(self, x, *rest, scale, more):
         x = x * 2 if x.shape[0] % 2 == 0 else -x
@@ -65,7 +65,7 @@ def twice(x, y):
 
 
 class Served:
-    """A program in a worker."""
+    """A program that runs as in a worker."""
 
     def __init__(self, exported):
         self.inputs = exported.program.inputs
@@ -99,12 +99,12 @@ SAVED = {
     "range": (even, [(4, 6)], [{0: AUTO, 1: Dim("n", min=4, max=9)}]),
 }
 FORGOTTEN = {("parity", True), ("product", True)}
-"""Here the exporter itself keeps no condition, so the exported program answers everything."""
+"""For these the exporter itself keeps no condition, so the exported program answers requests of all sizes."""
 
 
 @pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("case", SAVED)
-def test_saved_program_answers_only_what_the_export_answers_and_the_same(case, deferred, tmp_path):
+def test_saved_program_answers_only_what_the_export_answers_and_with_the_same_outputs(case, deferred, tmp_path):
     function, shapes, dims = SAVED[case]
     examples = tuple(torch.rand(shape) for shape in shapes)
     saved = torch.export.export(
@@ -131,7 +131,7 @@ def test_saved_program_answers_only_what_the_export_answers_and_the_same(case, d
     assert bool(refused) == ((case, deferred) not in FORGOTTEN)
 
 
-def test_guards_on_nested_inputs_are_read(tmp_path):
+def test_guards_on_nested_inputs_are_checked(tmp_path):
     sizes = {"x": 2, "rest_0": 3, "rest_1": 6, "scale": 5, "more_a_0": 7, "more_a_1": 14}
     x, first, second, scale, left, right = (torch.arange(size).float() for size in sizes.values())
     more = {"a": (left, right)}
@@ -155,7 +155,7 @@ def test_guards_on_nested_inputs_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_guards_tell_inputs_apart_whose_names_differ_in_case_alone(saved, tmp_path):
+def test_guards_distinguish_inputs_whose_names_differ_only_in_case(saved, tmp_path):
     class Cased(nn.Module):
         def forward(self, x, X):
             x = x * 2 if x.shape[1] % 2 == 0 else -x
@@ -173,7 +173,7 @@ def test_guards_tell_inputs_apart_whose_names_differ_in_case_alone(saved, tmp_pa
     assert "% 3" in served(x, torch.rand(2, 8)).message
 
 
-def test_author_is_quoted_where_sizes_do_not_fit():
+def test_the_authors_message_is_quoted_if_sizes_do_not_fit():
     served = Served(export(Net(pairs), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}}))
     failure = served(torch.rand(2, 5))
     assert failure.error == "CallerError"
@@ -182,7 +182,7 @@ def test_author_is_quoted_where_sizes_do_not_fit():
     assert torch.equal(served(torch.arange(8.0).reshape(2, 4)), torch.arange(8.0).reshape(2, 2, 2))
 
 
-def test_checks_on_sizes_come_before_anything_else():
+def test_checks_on_sizes_come_before_the_operators_on_tensors():
     exported = export(Net(lambda x: pairs(torch.relu(x))), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}})
     names = [call.operator for call in exported.program.calls]
     assert "aten._assert_scalar.default" in names
@@ -190,7 +190,7 @@ def test_checks_on_sizes_come_before_anything_else():
     assert last < names.index("aten.relu.default")
 
 
-def test_a_condition_that_is_a_range_becomes_one_and_no_check():
+def test_a_condition_that_is_a_range_narrows_the_range_of_the_size_and_needs_no_check():
     module = Net(lambda x: nn.functional.avg_pool1d(x[:, None], 4))
     exported = export(module, (torch.rand(2, 12),), {"x": {0: "batch", 1: "n"}})
     low, _ = exported.program.dimensions["n"]
@@ -199,7 +199,7 @@ def test_a_condition_that_is_a_range_becomes_one_and_no_check():
 
 
 @pytest.mark.parametrize("part", [lambda n: int(n / 2), lambda n: int(n * 0.5), lambda n: max(1, int(0.25 * n + 1))])
-def test_sizes_at_which_a_rounded_part_is_the_same_are_a_range(part):
+def test_sizes_of_which_a_rounded_fraction_is_the_same_become_a_range_without_a_check(part):
     module = Net(lambda x: x[:, : part(x.shape[1])].sum(1))
     exported = export(module, (torch.rand(2, 12),), {"x": {0: "batch", 1: "n"}})
     low, high = exported.program.dimensions["n"]
@@ -229,7 +229,7 @@ class UNet(nn.Module):
         return x
 
 
-def test_unet_takes_heights_and_widths_that_are_multiples_of_8():
+def test_unet_takes_only_heights_and_widths_that_are_multiples_of_8():
     module = UNet().eval()
     served = Served(export(module, (torch.rand(2, 3, 32, 24),), {"x": {0: "batch", 2: "height", 3: "width"}}))
     with torch.no_grad():
@@ -264,7 +264,7 @@ def test_guard_that_no_program_can_check_is_refused():
         ("5 % (L['x'].size()[0] - 1) == 1", 3, 1),
     ],
 )
-def test_conditions_in_every_form(text, holds, fails):
+def test_conditions_of_every_form_hold_for_the_same_sizes_before_and_after_narrowing(text, holds, fails):
     conditions = conditions_of([text], ["x"], [("batch", 4)])
     assert is_satisfied(conditions, {"batch": holds})
     assert not is_satisfied(conditions, {"batch": fails})
@@ -276,7 +276,7 @@ def test_conditions_in_every_form(text, holds, fails):
         )
 
 
-def test_range_that_no_size_satisfies_is_refused():
+def test_a_condition_that_no_size_in_the_range_satisfies_is_refused():
     with pytest.raises(ProgramError, match="no batch from 1 to 5"):
         narrowed({"batch": (1, 5)}, conditions_of(["L['x'].size()[0] > 7"], ["x"], [("batch", 4)]))
 
@@ -291,7 +291,7 @@ def test_range_that_no_size_satisfies_is_refused():
         ("L['x'].size()[0] ** 3 / 3 < 1e18", (1, WINDOW)),
     ],
 )
-def test_range_under_a_condition_on_a_high_power(text, narrow):
+def test_a_condition_on_a_high_power_of_a_size_becomes_a_range(text, narrow):
     conditions = conditions_of([text], ["x"], [("batch", 4)])
     assert narrowed({"batch": (1, WINDOW)}, conditions) == ({"batch": narrow}, [])
 
@@ -301,7 +301,7 @@ def test_condition_on_a_high_power_that_is_undefined_for_a_size_remains():
     assert narrowed({"batch": (1, WINDOW)}, conditions) == ({"batch": (1, WINDOW)}, conditions)
 
 
-def test_sizes_of_one_name_need_no_check():
+def test_the_equality_of_sizes_with_the_same_name_needs_no_check():
     assert conditions_of(["L['x'].size()[0] == L['y'].size()[0]"], ["x", "y"], [("batch",), ("batch",)]) == []
 
 

@@ -24,14 +24,14 @@ def measured(wanted, given, bound=1e-3):
     return meter.compare([wanted], [given]), meter.closeness()["output"]
 
 
-def test_equal_bits():
+def test_equal_bits_are_exact():
     for value in (ONE, ONE.double(), ONE > 0, ONE.long(), torch.tensor(1.0), torch.empty(0, 3), ONE.bfloat16()):
         assert measured(value, value.clone()) == ("", Closeness(True, 0.0))
     strided = torch.randn(4, 3)
     assert measured(strided.t(), strided.t().contiguous()) == ("", Closeness(True, 0.0))
 
 
-def test_equal_numbers_of_other_bits_are_not_exact():
+def test_equal_numbers_with_different_bits_are_not_exact():
     assert measured(torch.tensor([0.0]), torch.tensor([-0.0])) == ("", Closeness(False, 0.0))
 
 
@@ -44,7 +44,7 @@ def test_a_difference_is_relative_to_the_largest_number():
     assert "0.005" in fault
 
 
-def test_masked_numbers_hide_no_difference():
+def test_the_large_numbers_of_masks_hide_no_difference():
     masked = torch.tensor([1.0, -1e9, torch.finfo(torch.float32).min, torch.inf])
     wrong = masked.clone()
     wrong[0] = 2.0
@@ -52,7 +52,7 @@ def test_masked_numbers_hide_no_difference():
     assert measured(masked, wrong)[0] != ""
 
 
-def test_nan_equals_nan_alone():
+def test_nan_equals_only_nan_and_infinity_differs_from_its_negative():
     nan = torch.tensor([torch.nan, 1.0])
     assert measured(nan, -nan.neg().clone())[0] == ""
     assert measured(nan, torch.tensor([0.0, 1.0]))[0] != ""
@@ -63,15 +63,15 @@ def test_nan_equals_nan_alone():
 @pytest.mark.parametrize(
     "given", [ONE.double(), ONE[None], ONE[:2], torch.tensor([1, 2, 3])], ids=["dtype", "rank", "size", "kind"]
 )
-def test_another_form_is_no_answer(given):
+def test_an_output_of_another_dtype_or_shape_never_agrees(given):
     assert "'output'" in measured(ONE, given)[0]
 
 
-def test_whole_numbers_are_equal_or_not():
+def test_integers_agree_only_if_they_are_equal():
     assert measured(torch.tensor([1_000_000]), torch.tensor([1_000_001]))[0] != ""
 
 
-def test_the_coarsest_type_inside_sets_the_bound():
+def test_the_coarsest_dtype_inside_a_program_sets_the_bound():
     class Half(nn.Module):
         def __init__(self):
             super().__init__()

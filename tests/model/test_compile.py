@@ -28,7 +28,7 @@ def run(program, weights=(W,), inputs=(X,)):
         return compile_program(program)(weights, inputs)
 
 
-def test_chain():
+def test_a_chain_of_calls_computes_what_pytorch_computes():
     (result,) = run(chain())
     assert torch.equal(result, torch.relu(X * W + W))
 
@@ -42,7 +42,7 @@ def test_weights_are_looked_up_at_each_run():
     assert torch.equal(result, torch.relu(X * W * 3 + W * 3))
 
 
-def test_weights_are_looked_up_only_when_needed():
+def test_only_the_weights_that_calls_read_are_looked_up():
     asked = []
 
     class Arriving(list):
@@ -58,7 +58,7 @@ def test_weights_are_looked_up_only_when_needed():
     assert asked == [0, 2]
 
 
-def test_a_program_waits_before_the_first_call_that_reads_a_weight():
+def test_a_program_waits_before_each_call_that_is_the_first_to_read_a_weight():
     calls = [
         Call("aten.relu.default", (Slot(3),), {}, (4,)),
         Call("aten.mul.Tensor", (Slot(4), Slot(1)), {}, (5,)),
@@ -113,7 +113,7 @@ LITERALS = {
 
 
 @pytest.mark.parametrize("literal", LITERALS)
-def test_literal(literal):
+def test_a_literal_of_each_kind_reaches_the_operator(literal):
     operator, args, kwargs, expected = LITERALS[literal]
     weights = (W.reshape(1, 4) if literal == "list of tensors" else W, torch.tensor([3, 0]))
     program = make_program([Call(operator, args, kwargs, (3,))], weights=2)
@@ -142,7 +142,7 @@ def test_text_never_becomes_code(text):
             compiled((W,), (X,))
 
 
-def test_numbers_from_sizes():
+def test_numbers_computed_from_sizes_may_be_arguments():
     calls = [
         Call("aten.sym_size.int", (Slot(1), 1), {}, (2,)),
         Call("operator.floordiv", (Slot(2), 2), {}, (3,)),
@@ -154,7 +154,7 @@ def test_numbers_from_sizes():
     assert torch.equal(result, X.view(2, 2))
 
 
-def test_several_results():
+def test_a_call_may_have_several_results():
     calls = [Call("aten.sort.default", (Slot(1),), {}, (2, 3)), Call("aten.split.Tensor", (Slot(2), 4, 1), {}, (4,))]
     values, places, part = run(make_program(calls, outputs=(2, 3, 4)))
     assert torch.equal(values, X.sort().values)
@@ -221,7 +221,7 @@ def cuttable(request):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_spans_chained_give_what_the_whole_gives(cuttable, seed):
+def test_spans_run_one_after_another_give_what_the_whole_program_gives(cuttable, seed):
     model, program, weights, places = cuttable
     made = sized_inputs(program, model, {"batch": 3})
     inputs = [made[spec.name] for spec in program.inputs]

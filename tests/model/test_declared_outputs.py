@@ -38,7 +38,7 @@ def test_what_is_declared_passes():
     ],
     ids=["float64", "int64", "rank", "fixed", "batch", "named", "scalar", "complex", "sparse", "meta"],
 )
-def test_what_is_not_declared_is_named_with_both_forms(given):
+def test_an_output_that_differs_from_its_declaration_is_named_with_both_shapes(given):
     fault = DECLARED.fault([X], [given, torch.zeros(4, 12, 3)])
     assert "'output_0'" in fault
     assert str(list(given.shape)) in fault

@@ -44,7 +44,7 @@ def operators(program):
     return [call.operator for call in program.calls]
 
 
-def test_batch_is_dynamic_by_default_and_one_example_is_enough():
+def test_batch_is_dynamic_by_default_and_an_example_of_batch_one_is_enough():
     module = Net(lambda self, x: x @ self.weight.t())
     program, weights = export(module, (X[:1],))
     assert program.inputs == (TensorSpec("x", "FP32", ("batch", 7, 4)),)
@@ -114,7 +114,7 @@ def test_largest_size_is_what_the_memory_of_one_request_allows():
     assert peak_activation_bytes(square, {"sequence": square.dimensions["sequence"][1]}) <= 4 << 30
 
 
-def test_sizes_that_the_model_ties_keep_their_names():
+def test_sizes_that_depend_on_each_other_keep_their_names():
     def twice(self, x, y):
         return torch.cat([x, x], 1) + y
 
@@ -130,7 +130,7 @@ def test_sizes_that_the_model_ties_keep_their_names():
         compile_program(program)(weights, (torch.rand(3, 4), torch.rand(3, 1)))
 
 
-def test_minimum_is_raised_where_the_model_needs_it():
+def test_the_minimum_of_a_size_is_raised_if_the_model_needs_it():
     module = Net(lambda self, x: x[:, ::2].mean(-1))
     program, weights = export(module, (X,), SEQUENCE)
     low, _ = program.dimensions["sequence"]
@@ -140,7 +140,7 @@ def test_minimum_is_raised_where_the_model_needs_it():
     assert same(module, program, weights, X)
 
 
-def test_dead_weights_are_dropped_and_the_rest_come_in_order_of_use():
+def test_unused_weights_are_dropped_and_the_rest_come_in_order_of_use():
     class Norm(nn.Module):
         def __init__(self):
             super().__init__()
@@ -197,7 +197,7 @@ def test_dropout_and_assertions_on_fixed_sizes_leave_no_call():
     assert operators(program) == ["aten.add.Tensor"]
 
 
-def test_writing_through_what_dropout_gave_is_kept():
+def test_a_write_through_the_result_of_dropout_is_kept():
     def forward(self, x):
         y = x.clone()
         z = nn.functional.dropout(y, 0.5, self.training)
@@ -209,7 +209,7 @@ def test_writing_through_what_dropout_gave_is_kept():
     assert same(module, program, weights, X)
 
 
-def test_a_converted_input_or_weight_may_be_written():
+def test_a_converted_copy_of_an_input_or_a_weight_may_be_written_to():
     def forward(self, x):
         y = x.float()
         y.div_(255)[:, 0].add_(self.weight.double().mul_(2).sum().float())
@@ -234,7 +234,7 @@ def test_an_output_may_have_one_of_two_sizes():
     assert all(same(module, program, weights, X[:, :length]) for length in (3, 4, 5, 7))
 
 
-def test_slice_assignment_and_operators_with_several_results():
+def test_slice_assignment_and_operators_with_several_results_give_the_same_bits():
     def forward(self, x):
         canvas = torch.zeros(x.shape[0], 9, 4)
         canvas[:, 1:8] = x
@@ -249,7 +249,7 @@ def test_slice_assignment_and_operators_with_several_results():
         assert same(module, program, weights, X[:1].repeat(batch, 1, 1))
 
 
-def test_lstm():
+def test_a_recurrent_model_keeps_the_lstm_operator_and_gives_the_same_bits():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -280,7 +280,7 @@ class Opaque:
 
 
 def refusals():
-    """Return functions of modules that cannot be exported, by a part of the error message."""
+    """Return functions with which a module cannot be exported, each by a part of its error message."""
 
     def fails(self, x):
         raise KeyError("vocabulary")
@@ -364,12 +364,12 @@ def test_what_the_model_prints_is_printed(capfd):
         ((X[:0],), None, "no elements"),
     ],
 )
-def test_wrong_examples_are_named(example, dynamic, message):
+def test_wrong_examples_and_dynamic_sizes_are_named(example, dynamic, message):
     with pytest.raises(ProgramError, match=message):
         export(Net(lambda self, x: x + 1), example, dynamic)
 
 
-def test_unnamed_keyword_inputs_are_refused():
+def test_keyword_inputs_that_forward_does_not_name_are_refused():
     class Free(nn.Module):
         def forward(self, **inputs):
             return inputs["x"] + 1
@@ -391,7 +391,7 @@ def test_sparse_weights_are_refused():
         export(Sparse(), (X,))
 
 
-def test_saved_export(tmp_path):
+def test_a_saved_export_becomes_a_program_with_the_same_answers_and_ranges(tmp_path):
     module = Net(lambda self, x: x @ self.weight.t()).eval()
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=32)
     saved = torch.export.export(module, (X,), dynamic_shapes={"x": {0: batch, 1: length}}, strict=False)
@@ -428,7 +428,7 @@ def test_an_export_within_autocast_is_refused():
         export(module, (X,))
 
 
-def test_an_argument_without_a_default_may_be_none():
+def test_an_operators_argument_without_a_default_may_be_none():
     module = Net(lambda self, x: torch.div(x, self.weight[0], rounding_mode=None))
     assert same(module, *export(module, (X,)), X)
 
@@ -482,7 +482,7 @@ def test_a_saved_export_with_an_argument_that_is_no_tensor_is_refused(value, tmp
         export_saved(tmp_path / "net.pt2")
 
 
-def test_a_limit_on_memory_leaves_the_examples_own_size(monkeypatch):
+def test_a_limit_on_memory_does_not_lower_the_maximum_below_the_size_of_the_example(monkeypatch):
     class Wide(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -491,7 +491,7 @@ def test_a_limit_on_memory_leaves_the_examples_own_size(monkeypatch):
         def forward(self, x):
             return {"y": self.q(x).relu().sum(1)}
 
-    # It stands for a model whose activations exceed 4 GiB between 4096 and 8192.
+    # With this limit, the small model stands for one whose activations exceed 4 GiB at the size of its example.
     monkeypatch.setattr("overwinter.model.export.MEMORY_BYTES", 1 << 20)
     program = agree(export(Wide().eval(), {"x": torch.randn(2, 6000, 4)}, {"x": {0: "batch", 1: "n"}}), 1).program
     assert program.dimensions["n"] == (1, 6000)

@@ -91,7 +91,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_form_answers_as_its_module_does(form):
+def test_the_program_of_each_form_answers_as_its_module_does(form):
     module, example = FORMS[form]
     made = exported(module, (example[:2],))
     for count in (1, 2, 3):
@@ -111,7 +111,7 @@ class Bags(nn.Module):
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2, "include_last_offset": True}])
-def test_bags_of_any_length(mode, options):
+def test_a_program_with_bags_of_any_length_answers_as_its_module_does(mode, options):
     module = Bags(mode=mode, **options)
     dynamic = {"tokens": {0: "length"}, "offsets": {0: "bags"}}
     made = exported(module, (torch.arange(9), torch.tensor([0, 2, 2, 9])), dynamic)
@@ -119,14 +119,14 @@ def test_bags_of_any_length(mode, options):
         assert_same(module, made, TOKENS[0], torch.tensor(offsets))
 
 
-def test_a_complex_input_or_output_says_how_to_pass_it():
+def test_the_error_for_a_complex_input_or_output_says_how_to_pass_it():
     with pytest.raises(ProgramError, match=r"'x' is of torch.complex64.*view_as_real"):
         export(Held(lambda self, x: x.abs()), (ROWS.to(torch.complex64),))
     with pytest.raises(ProgramError, match=r"'output' is of torch.complex64.*view_as_real"):
         export(Held(lambda self, x: torch.fft.fft(x)), (ROWS,))
 
 
-def test_two_conjugates_of_one_memory_are_two_weights():
+def test_a_tensor_and_its_conjugate_in_the_same_memory_are_two_weights():
     turned = torch.randn(4, dtype=torch.complex64)
     module = Held(lambda self, x: torch.view_as_real(x * self.one + self.other), one=turned, other=turned)
     module.other = nn.Parameter(turned.conj(), requires_grad=False)
@@ -148,7 +148,7 @@ def test_a_language_model_returns_no_cache():
             assert torch.equal(given, model(tokens, use_cache=False).last_hidden_state)
 
 
-def test_experts_chosen_by_a_histogram():
+def test_a_mixture_of_experts_answers_as_its_module_does():
     config = MixtralConfig(
         vocab_size=50,
         hidden_size=16,
@@ -167,7 +167,7 @@ def test_experts_chosen_by_a_histogram():
             assert torch.equal(given, model(tokens, use_cache=False).last_hidden_state)
 
 
-def test_a_saved_graph_with_raw_memory_operators_becomes_one_without(tmp_path):
+def test_a_saved_graph_with_raw_memory_operators_becomes_a_program_without_them(tmp_path):
     module = Held(lambda self, x: torch.ops.aten._reshape_alias(x, [3, 32], [32, 1]) + 1)
     torch.export.save(torch.export.export(module, (ROWS,), strict=False), tmp_path / "net.pt2")
     made = export_saved(tmp_path / "net.pt2")

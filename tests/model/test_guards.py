@@ -62,7 +62,7 @@ def test_bags_outside_the_indices_are_refused(mode, offsets):
         bag([0, 1, 2, 3], offsets, mode)
 
 
-def test_bags_of_other_shapes_and_modes_are_refused():
+def test_bags_of_invalid_shapes_modes_and_indices_are_refused():
     with pytest.raises(ValueError, match="one-dimensional"):
         bag([[0, 1]], [0])
     with pytest.raises(ValueError, match="modes"):
@@ -89,7 +89,7 @@ def test_rows_of_no_group_are_zero():
     assert torch.equal(given, torch.cat([16 * torch.ones(4, 16), torch.zeros(2, 16)]))
 
 
-def test_programs_run_behind_the_guards():
+def test_programs_call_the_guarded_operators():
     run_program = compile_program(make_program([Call(HISTC, (Slot(1),), {"bins": 4}, (2,))]))
     with pytest.raises(ValueError, match="histc takes"):
         run_program([VALUES], [VALUES])
@@ -113,7 +113,7 @@ def test_a_recurrent_layer_may_have_outputs_smaller_than_its_cell_state():
 GATES = (torch.ones(16, 3), torch.ones(16, 4))
 
 
-def test_a_recurrent_layer_takes_states_and_parameters_of_its_sizes():
+def test_a_recurrent_layer_takes_only_states_and_parameters_of_its_sizes_and_datatype():
     assert lstm(GATES)[0].shape == (5, 2, 4)
     short = (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
     for broken in (
@@ -129,7 +129,7 @@ def test_a_recurrent_layer_takes_states_and_parameters_of_its_sizes():
             lstm(**broken)
 
 
-def test_batch_norm_takes_a_statistic_for_each_channel():
+def test_batch_norm_needs_one_value_of_each_parameter_for_each_channel():
     norm = "aten._native_batch_norm_legit_no_training.default"
     values, right, short = torch.ones(2, 3, 4), torch.ones(3), torch.ones(2)
     assert torch.allclose(run(norm, values, None, None, right, right, 0.1, 1e-5)[0], torch.zeros(2, 3, 4))
@@ -140,7 +140,7 @@ def test_batch_norm_takes_a_statistic_for_each_channel():
 
 
 @pytest.mark.parametrize("norms", [torch.ones(1, 1), torch.ones(4), torch.ones(1, 3), torch.ones(4, 1).double()])
-def test_weight_norm_takes_a_norm_for_each_row(norms):
+def test_weight_norm_needs_one_norm_for_each_row(norms):
     assert run("aten._weight_norm.default", torch.ones(4, 3), torch.ones(4, 1), 0).shape == (4, 3)
     with pytest.raises(ValueError, match="one norm"):
         run("aten._weight_norm.default", torch.ones(4, 3), norms, 0)
@@ -148,7 +148,7 @@ def test_weight_norm_takes_a_norm_for_each_row(norms):
 
 @pytest.mark.parametrize("mode", ["grid_sampler", "grid_sampler_2d"])
 @pytest.mark.parametrize("modes", [(3, 0), (-1, 0), (0, 7), (0, -1)])
-def test_a_grid_is_sampled_in_known_modes(mode, modes):
+def test_a_grid_is_sampled_only_in_known_modes(mode, modes):
     with pytest.raises(ValueError, match="modes"):
         run(f"aten.{mode}.default", torch.ones(1, 1, 2, 2), torch.ones(1, 2, 2, 2), *modes, False)
 
@@ -170,14 +170,14 @@ def test_the_smallest_integer_is_not_divided_by_minus_one(name, dtype):
     assert run(f"aten.{name}", lowest + 1, other, rounding_mode="trunc").max() == torch.iinfo(dtype).max
 
 
-def test_eigenvalues_are_those_of_finite_numbers():
+def test_eigenvalues_are_computed_only_of_finite_numbers():
     with pytest.raises(ValueError, match="finite"):
         run("aten.linalg_eigvals.default", torch.full((5, 5), float("nan")))
     assert run("aten.linalg_eigvals.default", torch.eye(2)).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", ["median.dim", "nanmedian.dim"])
-def test_the_median_of_one_number_many_times_is_that_number(name):
+def test_the_median_of_an_expanded_tensor_of_one_number_is_that_number(name):
     assert run(f"aten.{name}", torch.tensor([1.5]).expand(2), 0)[0] == 1.5
 
 
@@ -185,14 +185,14 @@ def test_the_median_of_one_number_many_times_is_that_number(name):
     ("keys", "values", "shared"),
     [((0, 3), (0, 3), True), ((2, 4), (2, 12), True), ((4, 4), (4, 12), False), ((2, 4), (1, 4), True)],
 )
-def test_attention_takes_a_value_for_each_key(keys, values, shared):
+def test_attention_needs_key_heads_that_fit_its_query_and_a_value_for_each_key(keys, values, shared):
     query, key, value = (torch.ones(2, heads, length, 8) for heads, length in ((4, 4), keys, values))
     with pytest.raises(ValueError, match="attention"):
         run("aten.scaled_dot_product_attention.default", query, key, value, enable_gqa=shared)
 
 
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "soft_margin_loss"])
-def test_a_loss_takes_a_target_for_each_value(name):
+def test_a_loss_needs_a_target_for_each_value_and_a_known_reduction(name):
     with pytest.raises(ValueError, match="target"):
         run(f"aten.{name}.default", torch.tensor(0.5), torch.ones(0), reduction=2)
     with pytest.raises(ValueError, match="reductions"):
@@ -210,13 +210,13 @@ def test_a_loss_of_no_rows_is_refused(name, target):
         run(f"aten.{name}.default", torch.ones(0, 4), torch.ones(target, dtype=torch.int64))
 
 
-def test_weight_norm_takes_at_least_one_value():
+def test_weight_norm_needs_at_least_one_value():
     with pytest.raises(ValueError, match="at least one"):
         run("aten._weight_norm.default", torch.ones(0, 3), torch.ones(0, 1), 0)
 
 
 @pytest.mark.parametrize(("dim", "norms"), [(1, (1, 3, 1)), (-1, ())])
-def test_weights_have_norms_along_any_dimension(dim, norms):
+def test_weight_norm_takes_norms_along_any_dimension(dim, norms):
     given = run("aten._weight_norm.default", torch.ones(4, 3, 2), torch.ones(norms), dim)
     assert torch.allclose(given, torch._weight_norm(torch.ones(4, 3, 2), torch.ones(norms), dim))
 
@@ -225,20 +225,20 @@ def test_weights_have_norms_along_any_dimension(dim, norms):
     ("weight", "sizes"),
     [(torch.ones(1).expand(4), (2, 4, 9)), (torch.ones(2), (2, 4, 9)), (torch.ones(8), (1, 8, 9)), (None, (2, 2, 18))],
 )
-def test_group_norm_takes_the_sizes_of_its_input(weight, sizes):
+def test_group_norm_takes_only_weights_and_sizes_that_fit_its_input(weight, sizes):
     norm, values = "aten.native_group_norm.default", torch.ones(2, 4, 3, 3)
     assert not run(norm, values, None, None, 2, 4, 9, 2, 1e-5)[0].any()
     with pytest.raises(ValueError, match="native_group_norm"):
         run(norm, values, weight, None, *sizes, 2, 1e-5)
 
 
-def test_truth_values_are_not_negated_when_they_are_read():
+def test_a_lazy_negation_of_booleans_is_refused():
     with pytest.raises(ValueError, match="truth"):
         run("aten._neg_view.default", torch.tensor([True]))
 
 
 @pytest.mark.parametrize("weights", [torch.ones(1), torch.ones(4, dtype=torch.float64)])
-def test_bags_take_one_weight_of_the_tables_datatype_for_each_index(weights):
+def test_bags_need_one_weight_of_the_tables_datatype_for_each_index(weights):
     with pytest.raises(ValueError, match="one weight"):
         run(BAG, TABLE, TOKENS, torch.tensor([0, 2]), False, 0, False, weights, False, -1)
 
@@ -257,14 +257,14 @@ def test_results_that_no_bag_writes_are_zeros(mode, table, offsets, last):
 
 
 @pytest.mark.parametrize("target", [[4, -1, 0, 0], [1_000_000_000, -1, -1, -1], [-2, -1, -1, -1]])
-def test_a_label_is_a_class_or_none(target):
+def test_a_label_is_a_class_or_minus_one(target):
     loss = "aten.multilabel_margin_loss.default"
     assert run(loss, torch.zeros(1, 4), torch.tensor([[3, -1, 0, 0]])).item() == 0.75
     with pytest.raises(ValueError, match="targets from -1 to 3"):
         run(loss, torch.zeros(1, 4), torch.tensor([target]))
 
 
-def test_a_failed_check_fails_a_run_without_the_operator_which_would_end_the_use_of_a_gpu():
+def test_a_failed_check_fails_a_run_without_the_operator_that_would_make_a_gpu_unusable():
     class Checked(torch.nn.Module):
         def forward(self, x):
             torch._assert_async(x.amin() > 0, "only what is above zero")

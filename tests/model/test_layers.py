@@ -25,7 +25,7 @@ def test_spans_are_unbroken_and_differ_from_their_neighbours(paths):
     assert all(one[0] != other[0] for one, other in pairwise(found))
 
 
-def test_layers_of_a_model_have_paths_costs_and_crossing_bytes():
+def test_layers_of_a_model_have_paths_costs_and_output_bytes():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -47,7 +47,7 @@ def test_layers_of_a_model_have_paths_costs_and_crossing_bytes():
     assert sum(layer.weight_bytes for layer in program.layers) == sum(weight.nbytes for weight in program.weights)
 
 
-def test_a_shared_weight_counts_where_it_is_first_used():
+def test_a_shared_weight_counts_only_where_it_is_first_used():
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -63,7 +63,7 @@ def test_a_shared_weight_counts_where_it_is_first_used():
     assert [(layer.path, layer.weight_bytes) for layer in program.layers] == [("first", 64), ("second", 0)]
 
 
-def test_bytes_that_skip_a_layer_still_cross_its_end():
+def test_the_output_bytes_of_a_layer_include_values_that_skip_it():
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()
@@ -104,11 +104,11 @@ COUNTS = {
 }
 
 
-def test_multiply_accumulates():
+def test_multiply_accumulates_are_counted_for_each_kind_of_operator():
     for operator, (args, output, count) in COUNTS.items():
         assert macs(operator, args, output) == count, operator
 
 
-def test_a_size_that_einsum_repeats_counts_as_often_as_it_is_used():
+def test_a_size_of_one_that_einsum_broadcasts_counts_at_its_broadcast_size():
     for shapes in ([(3, 7, 4), (1, 4, 5)], [(1, 7, 4), (3, 4, 5)]):
         assert macs("aten.einsum.default", ("bij,bjk->bik", shapes), (3, 7, 5)) == 3 * 7 * 4 * 5

@@ -18,7 +18,7 @@ def test_values_die_after_their_last_use():
     assert [call.frees for call in chain().calls] == [(), (2,), (3,)]
 
 
-def test_unused_results_die_at_once_and_outputs_never():
+def test_unused_results_die_after_the_call_that_gives_them_and_outputs_never():
     program = make_program(
         [Call("aten.max.dim", (Slot(1), 1), {}, (2, 3)), Call("aten.relu.default", (Slot(2),), {}, (4,))], outputs=(2,)
     )
@@ -26,7 +26,7 @@ def test_unused_results_die_at_once_and_outputs_never():
     validate(program)
 
 
-def test_live_in_and_out_of_spans():
+def test_spans_take_and_return_the_values_that_cross_their_ends():
     program = chain()
     assert live_in(program) == (1,)
     assert live_out(program) == (4,)
@@ -93,7 +93,7 @@ def programs(draw):
 
 
 @given(programs(), st.data())
-def test_spans_hand_on_all_that_later_spans_need(program, data):
+def test_spans_return_all_that_later_spans_need(program, data):
     validate(program)
     ends = sorted(data.draw(st.sets(st.integers(0, len(program.calls)))) | {len(program.calls)})
     held = set(range(program.first_input, program.first_value))
@@ -114,7 +114,7 @@ def test_frees_leave_exactly_what_crosses_each_cut(program):
         assert alive == alive_across(program, cut)
 
 
-def test_programs_are_understood_without_pytorch():
+def test_the_modules_that_describe_programs_do_not_import_pytorch():
     code = (
         "import sys, overwinter.model.program, overwinter.model.operators, overwinter.model.liveness, "
         "overwinter.model.layers, overwinter.model.aliasing; sys.exit('torch' in sys.modules)"

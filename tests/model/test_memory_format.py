@@ -16,7 +16,7 @@ from tests.model.tiny import make_program
 
 
 def mapped(content):
-    """Map a block."""
+    """Return a mapped block with this content."""
     fd = os.memfd_create("block")
     try:
         os.write(fd, content)
@@ -36,7 +36,7 @@ def stored(exported):
 
 
 class Held(nn.Module):
-    """One weight, and a function of it."""
+    """One weight, and a function of it and of the input."""
 
     def __init__(self, weight, function):
         super().__init__()
@@ -64,7 +64,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_weight_keeps_its_order_in_memory(name):
+def test_weight_keeps_the_order_of_its_dimensions_in_memory(name):
     weight, order = WEIGHTS[name]
     exported = export(Held(weight, lambda x, w: x + w.sum() + w.flatten()[:0].sum()), (torch.ones(2),))
     assert exported.program.weights[0].order == order
@@ -75,7 +75,7 @@ def test_weight_keeps_its_order_in_memory(name):
     assert has_gaps or found.stride() == weight.stride()
 
 
-def test_view_that_needs_the_strides_of_a_transposed_weight():
+def test_a_view_that_needs_the_strides_of_a_transposed_weight_gives_the_same_bits():
     module = Held(BASE.t(), lambda x, w: x + w.t().view(-1))
     exported = export(module, (torch.ones(2, 48),))
     decoded = decode_program(encode_program(exported.program))
@@ -85,7 +85,7 @@ def test_view_that_needs_the_strides_of_a_transposed_weight():
     assert torch.equal(given, module(torch.ones(3, 48)))
 
 
-def test_channels_last_network_answers_bit_for_bit():
+def test_channels_last_network_answers_bit_for_bit_as_its_module_does():
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 1), nn.AdaptiveAvgPool2d(1))
     module = nn.Sequential(*layers, nn.Flatten()).eval().to(memory_format=torch.channels_last)

@@ -104,7 +104,7 @@ def test_a_conditional_that_no_flat_program_can_express_is_refused(function, mes
 
 
 def test_a_nested_graph_replaces_no_other_attribute_of_the_module():
-    """Otherwise the name of a graph in a file could hide it from the conversion, and the module would run it."""
+    """Otherwise a graph's name in a file could hide that graph from the conversion, and the module would run it."""
 
     module = torch.export.export(Held(selected_twice), (ROWS,)).graph_module
     outer = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]

@@ -63,7 +63,7 @@ def test_operator_exists_and_does_to_memory_what_its_list_says(name):
         assert not any(result.alias_info for result in returns)
 
 
-def test_operators_that_fail_for_some_values_are_of_the_table():
+def test_operators_that_fail_for_some_values_are_in_the_table():
     assert FAIL_FOR_SOME_VALUES <= TENSOR_OPERATORS
 
 
@@ -111,7 +111,7 @@ def test_required_arguments_have_the_names_and_places_of_the_schema():
                 assert arguments[position].default_value == value
 
 
-def test_functions_over_numbers_are_symbolic():
+def test_symbolic_functions_are_allowed_and_compute_with_numbers():
     assert all(is_symbolic(name) and is_allowed(name) for name in SYMBOLIC)
     assert SYMBOLIC["operator.floordiv"](7, 2) == 3
     assert SYMBOLIC["torch.sym_max"](7, 2) == 7
@@ -180,7 +180,7 @@ MAY_BE_MISTAKEN_FOR_VIEWS = {
 
 
 @pytest.mark.parametrize("name", MAY_BE_MISTAKEN_FOR_VIEWS)
-def test_fresh_operators_never_give_back_their_argument(name):
+def test_operators_with_fresh_results_never_return_the_memory_of_their_argument(name):
     assert name in FRESH
     args = MAY_BE_MISTAKEN_FOR_VIEWS[name]
     source = args[0][0] if isinstance(args[0], tuple) else args[0]

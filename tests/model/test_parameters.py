@@ -51,12 +51,12 @@ def run(*calls, values=None):
         ("aten.select.int", (Slot(0), 0, -MOST - 1), {}),
     ],
 )
-def test_arguments_of_another_kind_are_refused(operator, args, kwargs):
+def test_arguments_of_another_kind_or_out_of_bounds_are_refused(operator, args, kwargs):
     with pytest.raises(ProgramError, match=operator):
         run(Call(operator, args, kwargs, (2,)))
 
 
-def test_a_size_is_read_along_one_dimension():
+def test_a_size_is_read_only_along_a_given_dimension():
     size = Call("aten.sym_size.int", (Slot(1), None), {}, (2,))
     with pytest.raises(ProgramError, match="dim"):
         run(size, Call("aten.add.Tensor", (Slot(1), Slot(2)), {}, (3,)), values=(Value("symint"), Value("float32")))
@@ -73,12 +73,12 @@ def test_a_size_is_read_along_one_dimension():
         ("aten.max_pool1d.default", (Slot(1), 2), {}, torch.tensor([[1.0, 3.0]])),
     ],
 )
-def test_arguments_of_the_schema_are_taken(operator, args, kwargs, expected):
+def test_arguments_that_fit_the_schema_are_accepted(operator, args, kwargs, expected):
     assert torch.equal(run(Call(operator, args, kwargs, (2,))), expected)
 
 
 @pytest.mark.parametrize(("times", "fits"), [(3, True), (1 << 40, False)])
-def test_whole_numbers_that_are_worked_out_are_bounded_too(times, fits):
+def test_integers_that_are_computed_in_a_run_are_bounded_too(times, fits):
     calls = [
         Call("aten.sym_size.int", (Slot(1), 0), {}, (2,)),
         Call("operator.mul", (Slot(2), times), {}, (3,)),

@@ -200,7 +200,7 @@ def test_architecture_gives_the_same_answers_at_other_sizes(build, options, inpu
     assert not ClosenessMeter(program, 1e-6).compare(list(expected.values()), given)
 
 
-def test_texts_and_images_of_clip_are_counted_apart(exported_of):
+def test_texts_and_images_of_clip_have_separate_batch_sizes(exported_of):
     _, program, _ = exported_of(clip)
     shapes = {spec.name: spec.shape for spec in (*program.inputs, *program.outputs)}
     assert shapes["input_ids"] == ("texts", "sequence")
@@ -209,14 +209,14 @@ def test_texts_and_images_of_clip_are_counted_apart(exported_of):
     assert program.dimensions["sequence"] == (1, 20)
 
 
-def test_the_example_of_a_text_model_has_no_more_tokens_than_it_has_positions(tmp_path):
+def test_the_example_of_a_text_model_has_no_more_tokens_than_the_model_has_positions(tmp_path):
     BertForSequenceClassification(BertConfig(**SMALL, max_position_embeddings=8)).save_pretrained(tmp_path)
     opened = load_transformers(tmp_path)
     assert opened.example_inputs["input_ids"].shape[1] == 8
     opened.module(**opened.example_inputs)
 
 
-def test_encoder_saved_alone_is_found(tmp_path):
+def test_an_encoder_that_was_saved_without_its_decoder_is_opened(tmp_path):
     whisper().get_encoder().save_pretrained(tmp_path)
     opened = load_transformers(tmp_path)
     assert opened.example_inputs["input_features"].shape == (2, 8, 60)
@@ -237,7 +237,7 @@ def test_invalid_options_are_named(options, words, tmp_path):
         opened_of(bert, tmp_path, **options)
 
 
-def test_incomplete_directories_are_named(tmp_path):
+def test_faults_of_a_directory_are_named(tmp_path):
     with pytest.raises(ProgramError, match=r"no config\.json"):
         load_transformers(tmp_path)
     (tmp_path / "config.json").write_text("[")
@@ -251,7 +251,7 @@ def test_incomplete_directories_are_named(tmp_path):
         load_transformers(tmp_path)
 
 
-def test_missing_transformers_is_said(tmp_path, monkeypatch):
+def test_the_error_without_transformers_says_how_to_install_it(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ProgramError, match="pip install transformers"):

@@ -38,7 +38,7 @@ def with_call(program, index, **fields):
     return changed(program, calls=tuple(calls))
 
 
-def test_program_survives_its_bytes():
+def test_a_program_is_the_same_after_encoding_and_decoding():
     arguments = (None, True, -3, 0.5, float("inf"), "none", Slot(1), Dtype("int64"), MemoryFormat("channels_last"))
     program = make_program(
         [Call("aten.full.default", ((2, Slot(1)), *arguments, Device()), {"device": Device()}, (2,))]
@@ -120,7 +120,7 @@ def numbers(*calls):
     return make_program([read, *calls, shape], values=(*kinds, Value("float32", BATCH_BY_4)))
 
 
-def test_numbers_from_sizes_are_ordinary_calls():
+def test_ordinary_calls_may_compute_numbers_from_sizes():
     validate(numbers(Call("operator.mul", (Slot(2), 3), {}, (3,))))
 
 
@@ -133,7 +133,7 @@ def test_numbers_from_sizes_are_ordinary_calls():
         ((None,), "numbers only"),
     ],
 )
-def test_functions_over_numbers_take_nothing_else(args, message):
+def test_functions_over_numbers_take_only_numbers(args, message):
     with pytest.raises(ProgramError, match=message):
         validate(numbers(Call("operator.mul", args, {}, (3,))))
 
@@ -194,12 +194,12 @@ def test_writes_to_weights_and_inputs_are_refused_with_the_operator_named(what):
         validate(make_program(WRITES[what]))
 
 
-def test_a_write_whose_target_is_not_plain_is_refused():
+def test_a_write_whose_target_is_not_the_first_positional_argument_is_refused():
     with pytest.raises(ProgramError, match="first argument"):
         validate(make_program([Call("aten.relu_.default", (), {"self": Slot(0)}, (2,))]))
 
 
-def test_writes_to_own_values_are_allowed():
+def test_writes_to_values_that_the_program_computed_are_allowed():
     validate(
         make_program(
             [

@@ -30,7 +30,7 @@ def draws(ids=None, mask=None, scale=None):
     return RandomInputs(made.program, examples)
 
 
-def test_tokens_are_rows_of_their_table_and_a_mask_ends_each_text():
+def test_tokens_are_rows_of_their_table_and_a_mask_hides_the_end_of_each_text():
     ids, mask, scale = draws().inputs({"batch": 40, "n": 9}, 0, "wide")
     assert ids.shape == mask.shape == (40, 9)
     assert 1 < ids.max() < 50
@@ -41,7 +41,7 @@ def test_tokens_are_rows_of_their_table_and_a_mask_ends_each_text():
     assert 0 <= scale < 6
 
 
-def test_near_the_examples_nothing_is_beyond_them():
+def test_inputs_near_the_examples_stay_within_their_range():
     values = torch.tensor([[3, 7, 4], [3, 3, 3]])
     ids, mask, scale = draws(values, torch.ones(2, 3, dtype=torch.int64)).inputs({"batch": 9, "n": 5}, 0, "near")
     assert ids.min() >= 3
@@ -66,7 +66,7 @@ def test_the_example_may_hold_the_largest_and_the_smallest_integer():
         assert made.inputs({"batch": 9}, 0, "wide")[0].unique().numel() > 1
 
 
-def test_examples_are_cut_and_repeated():
+def test_examples_are_cut_and_repeated_to_the_given_sizes():
     ids, _, _ = draws(torch.arange(12).reshape(2, 6)).inputs({"batch": 3, "n": 4}, 0, "example")
     assert ids.tolist() == [[0, 1, 2, 3], [6, 7, 8, 9], [0, 1, 2, 3]]
 

@@ -53,7 +53,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_is_refused_names_the_remedy_and_mostly_the_line(message, capfd):
+def test_each_refusal_names_the_remedy_and_most_name_the_line(message, capfd):
     module, example = REFUSED[message]
     with pytest.raises(ProgramError, match=message) as refused:
         export(module, (example,))
@@ -75,7 +75,7 @@ def test_a_scripted_module_is_named():
 
 
 @pytest.mark.parametrize("scale", [lambda n: 0.9**n, lambda n: round(n / 3)])
-def test_arithmetic_that_no_program_does_with_a_size_names_the_remedy(scale):
+def test_the_refusal_of_arithmetic_with_a_size_names_a_remedy_that_works(scale):
     class Scaled(nn.Module):
         def forward(self, x):
             return x * scale(x.shape[1])

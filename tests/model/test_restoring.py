@@ -118,7 +118,7 @@ def fakes(module):
 
 
 @pytest.mark.parametrize("kind", [Buffer, NewBuffer])
-def test_buffer_made_while_running_is_refused_and_taken_away(kind):
+def test_a_buffer_that_a_module_creates_while_it_runs_is_refused_and_removed(kind):
     module = kind()
     before = kind()(X)
     with pytest.raises(ProgramError, match="buffer 'cache' while it runs"):
@@ -136,7 +136,7 @@ def test_module_works_after_its_export(kind):
     assert torch.equal(module(X), before)
 
 
-def test_module_is_put_back_when_its_export_fails():
+def test_module_is_restored_when_its_export_fails():
     module = Failing()
     with pytest.raises(ProgramError, match="after caching"):
         export(module, (X,))
@@ -144,7 +144,7 @@ def test_module_is_put_back_when_its_export_fails():
     assert module.cache is None
 
 
-def test_what_was_cached_before_stays():
+def test_what_a_module_cached_before_its_export_stays():
     module = Dictionary()
     module(X)
     cached = module.caches["arange"]
@@ -153,7 +153,7 @@ def test_what_was_cached_before_stays():
     assert len(module.caches["kept"]) == 2
 
 
-def test_every_container_gets_its_content_back_in_its_order():
+def test_every_container_gets_its_content_back_in_the_same_order():
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     module.listed, module.named = [1, 2], {"b": 1, "a": 2}
     parameters, listed = list(module.parameters()), module.listed

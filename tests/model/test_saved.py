@@ -70,7 +70,7 @@ def written(records: Records, path: Path, compression: int = zipfile.ZIP_STORED)
 
 
 def edited(record: str, edit: Callable[[Any, str], None]) -> Callable[[Records, Path], None]:
-    """Change a record of JSON."""
+    """Return a function that changes a record of JSON."""
 
     def change(records: Records, marker: Path) -> None:
         document = json.loads(records[record])
@@ -81,7 +81,7 @@ def edited(record: str, edit: Callable[[Any, str], None]) -> Callable[[Records, 
 
 
 def replaced(record: str, *, by_torch: bool) -> Callable[[Records, Path], None]:
-    """Replace a record by a pickle that has an effect."""
+    """Return a function that replaces a record by a pickle that has an effect."""
 
     def change(records: Records, marker: Path) -> None:
         content = io.BytesIO()
@@ -100,7 +100,7 @@ def both(*changes: Callable[[Records, Path], None]) -> Callable[[Records, Path],
 
 
 def pickled(config: str, path_name: str) -> Callable[[Records, Path], None]:
-    """Lets a configuration name a pickle."""
+    """Return a function that lets a configuration name a pickle."""
 
     def point(document: Any, code: str) -> None:
         first = next(iter(document["config"].values()))
@@ -116,7 +116,7 @@ def expression(document: Any, code: str) -> None:
 
 
 def spelled(document: Any, code: str) -> None:
-    """An expression spells code from the text of sympy's functions, and has sympy evaluate it. It imports a module."""
+    """From the text of sympy's functions an expression spells code that imports a module, and sympy evaluates it."""
     names: dict[str, Any] = {}
     exec("from sympy import *", names)
     letters: dict[str, str] = {}
@@ -234,7 +234,7 @@ NO_BYTES = {"data/weights/weight_0": b""}
 
 
 @pytest.mark.parametrize("kind", RUN)
-def test_what_would_run_is_refused_and_never_runs(
+def test_code_that_pytorch_would_run_is_refused_and_never_runs(
     benign: Records, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "ran"
@@ -351,8 +351,8 @@ def test_a_reference_runs_with_the_checks_of_a_program() -> None:
         (torch.ops.higher_order.map_impl, ()),
     ],
 )
-def test_a_reference_calls_nothing_that_a_program_may_not(target: Any, arguments: tuple[Any, ...]) -> None:
-    """Also if the result of the call is not used, and the program leaves it out."""
+def test_a_reference_calls_nothing_that_a_program_may_not_call(target: Any, arguments: tuple[Any, ...]) -> None:
+    """Also if the result of the call is not used, so that the program leaves the call out."""
     made = torch.fx.Graph()
     made.call_function(target, arguments)
     made.output(None)

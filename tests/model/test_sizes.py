@@ -43,13 +43,13 @@ def test_rounding_is_left_out():
     assert evaluate(value.nbytes, sizes) == 3 * 4 * 5 * 4
 
 
-def test_a_size_divided_and_multiplied_again_is_simple():
+def test_a_size_that_is_divided_and_multiplied_again_is_exact():
     program, value = last_value(lambda x: x.reshape(-1, 2, 4).reshape(x.shape[0], -1))
     sizes = {name: {"batch": 5, "sequence": 10}[name] for name in program.dimensions}
     assert evaluate(value.nbytes, sizes) == 5 * 10 * 4 * 4
 
 
-def test_half_precision_and_truth_values():
+def test_sizes_of_half_precision_and_boolean_tensors_are_exact():
     program, value = last_value(lambda x: x.to(torch.bfloat16) + 1)
     assert evaluate(value.nbytes, program.example) == 6 * 4 * 2
     program, value = last_value(lambda x: x > 0)

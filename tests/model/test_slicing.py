@@ -64,7 +64,7 @@ def test_slices_compute_the_bits_of_the_whole(name: str):
                 assert own == [call.operator for call in program.calls[start:stop]]
 
 
-def test_slices_take_only_what_earlier_ones_return_and_together_have_all_weights():
+def test_slices_take_only_inputs_and_what_earlier_slices_return_and_together_have_all_weights():
     model = zoo.build("minilm", small=True)
     program, _ = export(model.module, model.example_inputs, model.dynamic)
     slicer, cuts = Slicer(program), possible(Slicer(program))
@@ -91,7 +91,7 @@ def in_place():
     return make_program(calls, values=(own, own, Value("float32", BATCH_BY_4, 2), own, own))
 
 
-def test_what_is_written_later_is_not_sent_before():
+def test_a_value_that_is_written_to_later_is_not_sent_before_the_write():
     program = in_place()
     assert [cut for cut, _ in Slicer(program).cuts()] == [3, 4]
     x, weight = torch.linspace(-1, 1, 8).view(2, 4), torch.tensor([1.0, -2.0, 3.0, -4.0])
@@ -115,7 +115,7 @@ def test_what_is_written_into_the_copy_of_a_constant_reaches_later_slices():
         assert torch.equal(run(program, weights, {"x": x}, [(0, cut), (cut, end)])[0], Net()(x))
 
 
-def test_no_cut_is_made_where_a_later_slice_cannot_have_a_value():
+def test_no_cut_is_made_where_a_later_slice_cannot_get_a_value_that_it_needs():
     program = in_place()
     values = (*program.values[:3], Value("float32", BATCH_BY_4), program.values[4])
     assert possible(Slicer(make_program(program.calls, values=values))) == [3]
@@ -125,7 +125,7 @@ def test_no_cut_is_made_where_a_later_slice_cannot_have_a_value():
 
 
 @pytest.mark.parametrize("name", ["densenet201", "llama-small"])
-def test_a_program_can_be_cut_where_its_slices_can_have_what_they_take(name: str):
+def test_a_program_can_be_cut_exactly_where_the_later_slice_can_get_what_it_needs(name: str):
     model = zoo.build(name, small=True)
     program, _ = export(model.module, model.example_inputs, model.dynamic)
     slicer, cuts = Slicer(program), possible(Slicer(program))
@@ -158,7 +158,7 @@ def test_the_calls_that_a_slice_repeats_are_not_read_for_each_result(monkeypatch
     assert len(read) < 10 * len(calls)
 
 
-def test_what_many_calls_wrote_in_place_is_found_in_its_slot():
+def test_a_value_that_many_calls_wrote_to_in_place_reaches_the_next_slice():
     count = 50
     calls = [
         Call("aten.mul.Tensor", (Slot(1), Slot(0)), {}, (2,)),

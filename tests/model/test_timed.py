@@ -7,7 +7,7 @@ from overwinter.model.export import export
 
 
 class Residual(torch.nn.Module):
-    """Writes in place to a value that crosses layers, so that its layers cannot run apart."""
+    """Writes in place to a value that crosses layers, so that its layers cannot run separately."""
 
     def __init__(self):
         super().__init__()
@@ -21,7 +21,7 @@ class Residual(torch.nn.Module):
         return {"y": kept * 2, "z": changed}
 
 
-def test_a_timed_run_gives_what_a_plain_one_does_and_marks_each_layer():
+def test_a_timed_run_gives_what_a_plain_run_gives_and_marks_each_layer():
     exported = export(Residual().eval(), {"x": torch.zeros(2, 8)})
     ticks = itertools.count()
     timed = compile_timed(exported.program, lambda: float(next(ticks)))

@@ -1,4 +1,4 @@
-"""The zoo: every name builds, small and at the published size, and its answers depend on what it is asked."""
+"""The zoo: every model can be built, small and at the published size, and its answers depend on its inputs."""
 
 import inspect
 import subprocess
@@ -63,7 +63,7 @@ def test_answers_are_finite_and_depend_on_the_inputs(small):
         assert (answer[0] - answer[1]).abs().max() > 1e-3
 
 
-def test_other_sizes_run(small):
+def test_models_run_at_other_sizes(small):
     for length in {5, 40} if any(len(names) > 1 for names in small.dynamic.values()) else {None}:
         inputs = {}
         for name, tensor in small.example_inputs.items():
@@ -88,7 +88,7 @@ def test_variances_are_positive(small):
 
 
 @pytest.mark.parametrize("name", ["resnet50", "yolov8x", "gpt2", "lstm"])
-def test_the_seed_decides_all(name):
+def test_the_seed_decides_the_weights_and_the_inputs(name):
     before = torch.get_rng_state()
     first, same, other = (zoo.build(name, small=True, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -116,8 +116,8 @@ def test_small_and_full_have_the_same_layers(small, request):
     assert kinds[0] == kinds[1]
 
 
-def test_boxes_are_where_the_network_says():
-    # If every offset is zero, a detector answers its default boxes, which cover the image.
+def test_a_detector_whose_offsets_are_zero_returns_its_default_boxes():
+    # If every offset is zero, a detector returns its default boxes, which cover the image.
     detector = zoo.build("ssd300", small=True).module
     boxes = detector.decode(torch.zeros(1, 8732, 4))[0]
     centres, sides = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
@@ -126,7 +126,7 @@ def test_boxes_are_where_the_network_says():
     assert detector.defaults[-1, :2].tolist() == [150.0, 150.0]
 
 
-def test_padding_changes_no_sentence():
+def test_padding_changes_no_sentence_embedding():
     module, inputs, _ = zoo.build("minilm", small=True)
     longer = {name: torch.nn.functional.pad(tensor, (0, 7)) for name, tensor in inputs.items()}
     (short,), (padded,) = answers(module, inputs), answers(module, longer)

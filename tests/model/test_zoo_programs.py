@@ -40,7 +40,7 @@ def test_program_gives_the_same_bits_as_the_model(model):
         assert all(map(torch.equal, given, expected)), sizes
 
 
-def test_weights_are_those_of_the_program(model):
+def test_weights_are_as_the_program_describes_them_and_in_order_of_use(model):
     _, program, weights = model
     assert [(str(tensor.dtype), tuple(tensor.shape)) for tensor in weights] == [
         (f"torch.{weight.dtype}", weight.shape) for weight in program.weights
@@ -49,7 +49,7 @@ def test_weights_are_those_of_the_program(model):
     assert list(dict.fromkeys(used)) == list(range(len(weights)))
 
 
-def test_layers_cover_the_program_and_its_weights(model):
+def test_layers_have_costs_and_cover_all_weights(model):
     _, program, _ = model
     assert sum(layer.weight_bytes for layer in program.layers) == sum(weight.nbytes for weight in program.weights)
     assert sum(layer.macs for layer in program.layers) > 0
