@@ -163,7 +163,7 @@ def test_blocks_that_fit_only_without_slots_are_placed():
     assert arena.hold("a", {name: size * GRANULE_BYTES for name, size in sizes.items()}) is not None
 
 
-def test_adjacent_chunks_hold_one_block():
+def test_a_block_may_take_several_adjacent_chunks():
     arena = Arena(PartitionedAllocator(PARTITION, PARTITION))
     assert arena.hold("a", {"large": 9 * GRANULE_BYTES, "rest": 7 * GRANULE_BYTES}) is not None
     assert arena.free_bytes == 0

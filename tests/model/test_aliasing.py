@@ -26,7 +26,7 @@ def test_the_written_slot_is_the_first_argument_of_a_call_that_writes_in_place()
     assert written_slot(Call("aten.add.Tensor", (Slot(3), Slot(4)), {}, (5,))) is None
 
 
-def test_reading_a_view_of_an_input_while_writing_elsewhere_is_fine():
+def test_reading_a_view_of_an_input_while_writing_elsewhere_is_allowed():
     check_writes(slice_assignment())
 
 

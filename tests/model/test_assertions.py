@@ -69,7 +69,7 @@ def test_request_that_fails_a_check_gets_the_authors_message(module):
         assert torch.equal(served(X), module(X))
 
 
-def test_check_that_one_request_fails_does_not_affect_another_request(module):
+def test_a_request_that_fails_a_check_does_not_affect_another_request(module):
     served = Served(export(module, (X,)))
     good, bad = served.runner.answer([{"x": X[:2]}, {"x": -X[:2]}])
     assert isinstance(bad, Failure)

@@ -296,7 +296,7 @@ def test_a_condition_on_a_high_power_of_a_size_becomes_a_range(text, narrow):
     assert narrowed({"batch": (1, WINDOW)}, conditions) == ({"batch": narrow}, [])
 
 
-def test_condition_on_a_high_power_that_is_undefined_for_a_size_remains():
+def test_a_condition_on_a_high_power_that_is_undefined_for_a_size_remains_a_check():
     conditions = conditions_of(["L['x'].size()[0] ** 4 // (L['x'].size()[0] - 5) < 9"], ["x"], [("batch", 4)])
     assert narrowed({"batch": (1, WINDOW)}, conditions) == ({"batch": (1, WINDOW)}, conditions)
 

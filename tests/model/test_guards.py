@@ -185,7 +185,7 @@ def test_the_median_of_an_expanded_tensor_of_one_number_is_that_number(name):
     ("keys", "values", "shared"),
     [((0, 3), (0, 3), True), ((2, 4), (2, 12), True), ((4, 4), (4, 12), False), ((2, 4), (1, 4), True)],
 )
-def test_attention_needs_key_heads_that_fit_its_query_and_a_value_for_each_key(keys, values, shared):
+def test_attention_needs_at_least_one_key_head_and_a_value_for_each_key(keys, values, shared):
     query, key, value = (torch.ones(2, heads, length, 8) for heads, length in ((4, 4), keys, values))
     with pytest.raises(ValueError, match="attention"):
         run("aten.scaled_dot_product_attention.default", query, key, value, enable_gqa=shared)

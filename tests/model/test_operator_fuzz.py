@@ -60,7 +60,7 @@ NO_GROUPS = (Tensor("float32", (6, 16)), Tensor("float32", (0, 16, 16)), Tensor(
         OperatorCall("aten._grouped_mm.default", NO_GROUPS, {}),
     ],
 )
-def test_results_that_kernels_leave_unwritten_are_written(call):
+def test_with_the_guards_no_result_is_left_unwritten(call):
     assert attempt(call, "0") == "ok"
 
 
