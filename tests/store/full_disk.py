@@ -32,7 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, small_disk):
+def test_a_load_into_a_tmpfs_that_is_too_small_is_refused_before_anything_is_written(repository, small_disk):
     blobs = stored(repository, 5, nbytes=400_000)
     host = HostStore(small_disk / "host", repository)
     with pytest.raises(NoSpaceError, match=r"host store .* 5 blocks of \d+ bytes") as result:
@@ -42,7 +42,7 @@ def test_a_tmpfs_too_small_is_refused_before_anything_is_written(repository, sma
     assert host.load(blobs[:2]) == 800_000
 
 
-def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
+def test_a_load_during_which_the_tmpfs_fills_up_fails_and_leaves_nothing(small_disk):
     class FillsTheDisk(Pipes):
         def open(self, address):
             fill_disk(small_disk)
@@ -60,7 +60,7 @@ def test_a_tmpfs_that_fills_up_meanwhile_leaves_nothing(small_disk):
     assert host.occupied_bytes == 0
 
 
-def test_a_full_disk_is_named_and_leaves_nothing(small_disk):
+def test_a_put_that_fills_the_disk_names_the_disk_in_its_error_and_leaves_nothing(small_disk):
     repository = Repository(small_disk / "repository")
     large = os.urandom(2 << 20)
     with pytest.raises(NoSpaceError, match=f"{address_of(large)}.*{repository.root}"):
@@ -113,7 +113,7 @@ def test_a_new_repository_on_a_full_disk_is_refused(small_disk, free_bytes):
         Repository(small_disk / "repository")
 
 
-def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_makes_room(small_disk):
+def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_its_functions_can_be_removed(small_disk):
     repository = Repository(small_disk / "repository")
     one, other = base(), head_variant("other", seed=1)
     for model in (one, other):
@@ -138,7 +138,7 @@ def test_a_repository_without_a_reserve_opens_on_a_full_disk_and_makes_room(smal
     assert (small_disk / "repository" / "catalog.sqlite").read_bytes()[18:20] == b"\2\2"
 
 
-def test_what_is_not_needed_is_removed_on_a_full_disk(small_disk):
+def test_functions_and_unneeded_blocks_can_be_removed_on_a_full_disk(small_disk):
     repository = Repository(small_disk / "repository")
     one, other = base(), head_variant("other", seed=1)
     for model in (one, other):

@@ -96,14 +96,14 @@ def test_any_bytes_are_parsed_or_refused(body, length):
         b"float32[" + b"9" * 5000 + b"]\n",
     ],
 )
-def test_only_one_spelling_of_a_layout_is_read(text):
+def test_a_layout_text_that_is_invalid_or_not_canonical_is_refused(text):
     sound = b"float32[6]\n"
     assert parse_block(bytes(24) + sound + len(sound).to_bytes(4, "little")).nbytes == 24
     with pytest.raises(CallerError, match="layout"):
         parse_block(bytes(24) + text + len(text).to_bytes(4, "little"))
 
 
-def test_dtype_and_shape_are_part_of_the_name():
+def test_the_address_of_a_block_depends_on_dtypes_and_shapes():
     data = [bytes(24)]
     names = {
         name_block(plan_block([(0, shape)]), data).address
@@ -112,7 +112,7 @@ def test_dtype_and_shape_are_part_of_the_name():
     assert len(names) == 4
 
 
-def test_the_number_of_a_weight_is_not_part_of_the_name():
+def test_the_address_of_a_block_does_not_depend_on_the_number_of_a_weight_in_its_program():
     weight = Shape("float32", (6,))
     first = name_block(plan_block([(0, weight)]), [bytes(24)])
     other = name_block(plan_block([(1, weight)]), [b"", bytes(24)])
@@ -141,13 +141,13 @@ def test_what_is_not_an_address_is_refused(text):
 
 
 @pytest.mark.parametrize("sizes", [RANK_MAX + 1, 1000, 50_000])
-def test_a_layout_of_more_sizes_than_a_tensor_has_is_refused(sizes):
+def test_a_layout_with_more_dimensions_than_a_tensor_may_have_is_refused(sizes):
     text = b"uint8[%s]\n" % b",".join([b"999999999999999999"] * sizes)
     with pytest.raises(CallerError, match=f"more than {RANK_MAX} dimensions"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))
 
 
-def test_a_layout_of_more_weights_than_any_block_has_is_refused():
+def test_a_layout_of_more_weights_than_a_block_may_have_is_refused():
     def block(weights: int) -> bytes:
         text = b"uint8[0]\n" * weights
         return text + len(text).to_bytes(LENGTH_BYTES, "little")
@@ -157,7 +157,7 @@ def test_a_layout_of_more_weights_than_any_block_has_is_refused():
         parse_block(block(WEIGHTS_MAX + 1))
 
 
-def test_a_layout_longer_than_any_block_has_is_refused():
+def test_a_layout_that_is_longer_than_any_valid_one_is_refused():
     text = b"\n" * (MAX_LAYOUT_BYTES + 1)
     with pytest.raises(CallerError, match="not a block"):
         parse_block(text + len(text).to_bytes(LENGTH_BYTES, "little"))

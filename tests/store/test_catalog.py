@@ -34,7 +34,7 @@ def test_versions_count_up_for_each_name(catalog):
     ]
 
 
-def test_a_version_number_is_never_given_out_again(catalog, path):
+def test_the_number_of_a_removed_version_is_not_reused_even_after_a_restart(catalog, path):
     catalog.add(NAME, TENANT, b"a", 1.0)
     catalog.add(NAME, TENANT, b"b", 1.0)
     assert catalog.remove(NAME, 2) == (2,)
@@ -46,7 +46,7 @@ def test_a_version_number_is_never_given_out_again(catalog, path):
     again.close()
 
 
-def test_old_names_that_nothing_has_are_dropped_and_their_versions_not_given_again(catalog, monkeypatch):
+def test_old_unused_names_are_dropped_and_their_version_numbers_are_not_reused(catalog, monkeypatch):
     monkeypatch.setattr(catalog_module, "NAMES_MAX", 3)
     names = [FunctionName(f"n{number}") for number in range(8)]
     catalog.add(FunctionName("kept"), TENANT, b"k", 0.0)
@@ -65,7 +65,7 @@ def test_old_names_that_nothing_has_are_dropped_and_their_versions_not_given_aga
     assert catalog.add(FunctionName("new"), TenantId("other"), b"o", 23.0) == 1
 
 
-def test_a_version_is_not_given_again_after_another_tenant_used_the_name(catalog, monkeypatch):
+def test_a_version_number_is_not_reused_after_another_tenant_used_the_name(catalog, monkeypatch):
     monkeypatch.setattr(catalog_module, "NAMES_MAX", 1)
     other = TenantId("other")
 
@@ -90,7 +90,7 @@ def test_the_newest_or_a_given_version_is_found(catalog):
 
 
 @pytest.mark.parametrize("method", ["get", "remove"])
-def test_what_is_not_there_is_named(catalog, method):
+def test_a_missing_function_or_version_is_named_in_the_error(catalog, method):
     with pytest.raises(NotFoundError, match="no function 'one'"):
         getattr(catalog, method)(NAME, None)
     catalog.add(NAME, TENANT, b"a", 1.0)
@@ -113,20 +113,20 @@ def test_a_catalog_with_a_newer_schema_is_refused(catalog, path):
         Catalog(path)
 
 
-def test_a_damaged_catalog_is_named(path):
+def test_a_damaged_catalog_is_named_in_the_error(path):
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(StoreError, match=r"catalog\.sqlite"):
         Catalog(path)
 
 
-def test_a_failed_transaction_takes_no_number(catalog):
+def test_a_failed_transaction_uses_up_no_version_number(catalog):
     catalog.add(NAME, TENANT, b"a", 1.0)
     with pytest.raises(StoreError):
         catalog.add(NAME, TENANT, None, 1.0)  # type: ignore[arg-type]
     assert catalog.add(NAME, TENANT, b"b", 1.0) == 2
 
 
-def test_a_pipeline_takes_the_place_of_the_one_before(catalog):
+def test_a_new_version_of_a_pipeline_replaces_the_previous_one(catalog):
     assert [catalog.put_pipeline(NAME, TENANT, b"a", 1.0), catalog.put_pipeline(NAME, TENANT, b"b", 2.0)] == [1, 2]
     assert [tuple(row) for row in catalog.pipelines()] == [("one", 2, b"b", 2.0, TENANT)]
     catalog.remove_pipeline(NAME)
@@ -145,7 +145,7 @@ def test_functions_and_pipelines_share_one_namespace(catalog):
         catalog.add(NAME, TENANT, b"a", 1.0)
 
 
-def test_the_oldest_profiles_of_a_tenant_make_space_for_its_own(catalog, monkeypatch):
+def test_beyond_the_limit_of_a_tenant_only_its_own_oldest_profiles_are_dropped(catalog, monkeypatch):
     monkeypatch.setattr(catalog_module, "TENANT_PROFILES_MAX", 2)
     for at, subject in enumerate(("b/1", "a/1", "a0/1", "a/2", "a/3")):
         catalog.put_profile("m", subject, subject.encode(), float(at))
@@ -170,7 +170,7 @@ def test_an_old_catalog_is_brought_up_to_date(path):
         catalog.close()
 
 
-def test_a_name_is_its_first_tenants_while_it_has_a_version(catalog):
+def test_a_name_belongs_to_its_first_tenant_until_all_its_versions_are_removed(catalog):
     stranger = TenantId("stranger")
     catalog.add(NAME, TENANT, b"a", 1.0)
     with pytest.raises(ForbiddenError, match="'one'"):

@@ -106,7 +106,7 @@ def test_a_load_killed_in_the_middle_leaves_no_block(memory, repository, start):
     root = memory / "host"
     child = start(LOAD, root, BLOB.address, BLOB.nbytes)
     child.stdin.write(HALF)
-    child.stdin.flush()  # a pipe holds 64 KiB: the rest has been read, and all before it written
+    child.stdin.flush()  # a pipe holds 64 KiB: all else has been read, and all chunks but the last written
     (draft,) = below(root)
     assert draft.name != BLOB.address
     assert draft.stat().st_size > 0
@@ -132,7 +132,7 @@ def test_loaded_blocks_outlive_their_owner(memory, repository, start):
     assert host.verify(BLOB.address)
 
 
-def test_two_processes_may_deploy_one_model_at_once(repository, start, tmp_path):
+def test_two_processes_may_deploy_one_model_at_the_same_time(repository, start, tmp_path):
     model = base()
     files = tmp_path / "files"
     files.mkdir()
@@ -153,7 +153,7 @@ def test_two_processes_may_deploy_one_model_at_once(repository, start, tmp_path)
     assert all(repository.read(address) == data for address, data in model.files.items())
 
 
-def test_a_process_killed_while_it_registers_leaves_a_whole_catalog(repository, start, tmp_path):
+def test_a_process_killed_while_it_registers_leaves_an_intact_catalog(repository, start, tmp_path):
     model = base()
     model.deploy(repository)
     manifest = tmp_path / "manifest.json"

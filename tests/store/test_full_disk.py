@@ -10,7 +10,7 @@ IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
 TESTS = Path(__file__).with_name("full_disk.py")
 
 
-def test_on_a_full_disk(tmp_path):
+def test_the_tests_of_a_full_disk_pass_in_a_namespace(tmp_path):
     mounting = [*IN_A_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
     tried = subprocess.run(mounting, capture_output=True, text=True, check=False)
     if tried.returncode != 0:

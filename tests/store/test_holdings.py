@@ -48,7 +48,7 @@ def test_a_blob_is_missing_for_tenants_that_have_not_sent_it(repository):
 
 @pytest.mark.parametrize("dedicated", [False, True])
 @pytest.mark.parametrize("part", ["program", "asset", "source", "block"])
-def test_a_manifest_with_anothers_blob_is_refused_as_one_with_an_absent_blob(repository, part, dedicated):
+def test_a_manifest_with_a_blob_of_another_tenant_is_refused_like_one_with_an_absent_blob(repository, part, dedicated):
     theirs = base("theirs")
     settings = msgspec.structs.replace(theirs.manifest.settings, dedicated=dedicated)
     theirs._replace(manifest=msgspec.structs.replace(theirs.manifest, settings=settings)).deploy(repository)
@@ -161,7 +161,7 @@ def test_uploads_in_progress_count_together_for_their_tenant(tmp_path):
     repository.close()
 
 
-def test_the_disk_keeps_the_room_that_is_to_stay_free(tmp_path):
+def test_puts_and_registrations_are_refused_when_too_little_of_the_disk_would_stay_free(tmp_path):
     repository = Repository(tmp_path, DiskBounds(free_min_bytes=1 << 60))
     with pytest.raises(NoSpaceError, match=str(tmp_path)) as result:
         put(repository, ADDRESS, DATA)

@@ -69,7 +69,7 @@ def test_loading_again_adds_only_what_is_missing(repository, host):
     assert host.load([*one.manifest.blobs(), *other.manifest.blobs()]) == 0
 
 
-def test_the_accounts_agree_with_the_tmpfs(repository, host):
+def test_resident_and_occupied_bytes_agree_with_the_files_in_the_tmpfs(repository, host):
     model = base()
     model.deploy(repository)
     blobs = model.manifest.blobs()
@@ -107,7 +107,7 @@ def test_opening_several_blocks_of_which_one_is_absent_opens_none(repository, ho
 
 
 @pytest.mark.parametrize("at", [0, 1, 299_999])
-def test_a_flipped_bit_on_disk_is_found_when_loaded(repository, host, at):
+def test_a_flipped_bit_on_disk_is_found_when_the_block_is_loaded(repository, host, at):
     put(repository, BLOB.address, DATA)
     flip_bit(repository.path(BLOB.address), at)
     with pytest.raises(StoreError, match=f"block {BLOB.address} is damaged on disk.*deploy"):
@@ -119,7 +119,7 @@ def test_a_flipped_bit_on_disk_is_found_when_loaded(repository, host, at):
     assert host.load([BLOB]) == len(DATA)
 
 
-def test_a_block_that_the_disk_cannot_read_is_sent_again_and_loaded(repository, host, monkeypatch):
+def test_a_block_that_the_disk_cannot_read_can_be_sent_again_and_loaded(repository, host, monkeypatch):
     put(repository, BLOB.address, DATA)
     with monkeypatch.context() as patch:
         fail_reads(patch, repository.path(BLOB.address))
@@ -149,7 +149,7 @@ def test_a_damaged_block_disturbs_no_other(repository, host):
     assert names(host) == {blobs[0].address, blobs[2].address}
 
 
-def test_a_block_that_is_not_in_the_repository_is_named(host):
+def test_a_block_that_is_not_in_the_repository_is_named_in_the_error(host):
     with pytest.raises(StoreError, match=f"{BLOB.address} is not in the repository"):
         host.load([BLOB])
     assert names(host) == set()
@@ -179,7 +179,9 @@ def refuse_on_full_disk(path, missing_ok=False):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_cut_block_on_a_full_disk_that_cannot_be_removed_can_be_loaded_again(repository, host, monkeypatch):
+def test_a_truncated_block_that_cannot_be_removed_because_the_disk_is_full_can_be_loaded_again(
+    repository, host, monkeypatch
+):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     cut(host.root / BLOB.address, 4096)
@@ -213,7 +215,7 @@ def test_a_block_whose_file_was_removed_can_be_loaded_again(repository, host):
     assert host.load([BLOB]) == len(DATA)
 
 
-def test_of_several_blocks_whose_files_were_removed_one_load_brings_all(repository, host):
+def test_one_load_brings_all_of_several_blocks_whose_files_were_removed(repository, host):
     blobs = stored(repository, 3)
     host.load(blobs)
     for blob in blobs[:2]:
@@ -237,7 +239,7 @@ def test_verification_drops_a_block_with_a_flipped_bit(repository, host):
     assert host.verify(BLOB.address)
 
 
-def test_a_damaged_block_is_dropped_while_another_file_is_removed(repository, host, monkeypatch):
+def test_a_damaged_block_is_dropped_while_another_file_is_being_removed(repository, host, monkeypatch):
     evicted, damaged = stored(repository, 2)
     host.load([evicted, damaged])
     flip_bit(host.root / damaged.address)
@@ -299,7 +301,7 @@ def test_a_block_that_is_loaded_again_while_its_pages_are_collapsed_is_collapsed
     assert inodes[1] == (host.root / blob.address).stat().st_ino
 
 
-def test_a_new_owner_takes_up_what_is_live_and_removes_the_rest(repository, host):
+def test_a_sweep_by_a_new_owner_keeps_complete_needed_blocks_and_removes_all_other_files(repository, host):
     live, cut_short, dead = stored(repository, 3)
     host.load([live, cut_short, dead])
     cut(host.root / cut_short.address, 4096)
@@ -324,7 +326,7 @@ def test_unverified_blocks_are_those_of_the_given_list_even_if_it_is_empty(repos
     assert after.unverified() == after.unverified([BLOB.address]) == [BLOB.address]
 
 
-def test_what_an_earlier_owner_left_is_handed_out_when_it_was_hashed_and_not_before(repository, memory):
+def test_blocks_of_an_earlier_owner_can_be_opened_only_after_they_were_verified(repository, memory):
     put(repository, BLOB.address, DATA)
     HostStore(memory / "host", repository).load([BLOB])
     after = HostStore(memory / "host", repository)
@@ -337,7 +339,7 @@ def test_what_an_earlier_owner_left_is_handed_out_when_it_was_hashed_and_not_bef
     os.close(descriptor)
 
 
-def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, host):
+def test_blocks_of_an_earlier_owner_are_copied_again_unless_a_sweep_kept_them(repository, host):
     put(repository, BLOB.address, DATA)
     host.load([BLOB])
     flip_bit(host.root / BLOB.address)
@@ -346,7 +348,9 @@ def test_blocks_of_an_earlier_owner_are_copied_again_unless_swept(repository, ho
     assert after.verify(BLOB.address)
 
 
-def test_the_room_on_the_tmpfs_is_enforced_before_anything_is_written(repository, memory, monkeypatch):
+def test_a_load_of_more_than_the_free_space_of_the_tmpfs_is_refused_before_anything_is_written(
+    repository, memory, monkeypatch
+):
     blobs = stored(repository, 4, nbytes=PAGE_BYTES + 1)
     host = HostStore(memory / "host", repository)
     monkeypatch.setattr(host_module, "free_bytes", lambda root: 6 * PAGE_BYTES - host.occupied_bytes)
@@ -364,7 +368,7 @@ def test_the_room_on_the_tmpfs_is_enforced_before_anything_is_written(repository
     assert host.load(blobs[1:]) == blobs[3].nbytes
 
 
-def test_several_threads_copy_a_block_once(memory):
+def test_a_block_that_several_threads_load_is_copied_only_once(memory):
     source = Pipes()
     host = HostStore(memory / "host", source)
     writer = source.pipe(BLOB.address)  # a second `open` of it would be a KeyError
@@ -380,7 +384,7 @@ def test_several_threads_copy_a_block_once(memory):
     assert names(host) == {BLOB.address}
 
 
-def test_a_load_that_is_given_up_leaves_no_part_of_a_block_and_another_continues(repository, host):
+def test_an_interrupted_load_leaves_no_partial_block_and_the_next_load_continues_from_there(repository, host):
     blobs = stored(repository, 3, nbytes=CHUNK_BYTES + 1)
     pauses = iter([None] * 3)
     with pytest.raises(StopIteration):
@@ -391,7 +395,7 @@ def test_a_load_that_is_given_up_leaves_no_part_of_a_block_and_another_continues
     assert host.load(blobs) == sum(blob.nbytes for blob in blobs[1:])
 
 
-def test_a_load_that_ends_keeps_another_loads_claim_of_a_block_that_was_dropped_meanwhile(repository, host):
+def test_a_load_that_ends_does_not_end_the_claim_of_another_load_on_a_block_dropped_meanwhile(repository, host):
     blobs = stored(repository, 2, nbytes=CHUNK_BYTES - 1)
     claimed, may_copy = threading.Event(), threading.Event()
     added: list[int] = []
@@ -447,7 +451,7 @@ def test_room_claimed_by_a_copy_in_progress_is_not_given_twice(memory, monkeypat
     assert host.resident() == {BLOB.address: len(DATA)} | ({small.address: 1} if spare_pages else {})
 
 
-def test_a_waiter_of_a_failed_copy_tries_again_and_gets_the_error_of_its_own_attempt(memory):
+def test_a_thread_that_waited_for_a_failed_copy_tries_again_and_gets_the_error_of_its_own_attempt(memory):
     class FailsOnce(Pipes):
         def open(self, address):
             if address in self.readers:
@@ -479,7 +483,7 @@ def test_a_waiter_of_a_failed_copy_tries_again_and_gets_the_error_of_its_own_att
     assert host.resident() == {}
 
 
-def test_threads_may_load_overlapping_models_at_once(repository, host):
+def test_threads_may_load_overlapping_models_at_the_same_time(repository, host):
     blobs = stored(repository, 30)
     barrier = threading.Barrier(4)
     added: list[int] = []
@@ -541,7 +545,7 @@ def test_a_directory_that_somebody_removed_is_made_again(memory, repository, nam
 
 
 @pytest.mark.parametrize("name", ["", "ada"])
-def test_a_directory_of_another_user_is_not_used(memory, repository, name):
+def test_a_link_or_a_directory_of_another_user_is_not_used(memory, repository, name):
     hosts = HostStores(memory / "host", repository)
     root = hosts.store(name).root
     shutil.rmtree(hosts.root)

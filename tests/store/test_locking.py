@@ -1,4 +1,4 @@
-"""A lock is granted in the order of asking, and nobody holds that of the repository during a slow wait."""
+"""Locks are granted in the order in which callers ask, and nobody holds the repository's lock during a slow wait."""
 
 import fcntl
 import os

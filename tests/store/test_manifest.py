@@ -42,7 +42,7 @@ def test_a_manifest_survives_its_encoding():
     assert decode_manifest(encode_manifest(manifest)) == manifest
 
 
-def test_blobs_are_everything_needed_each_once():
+def test_a_manifest_lists_each_blob_that_it_needs_once():
     source, asset = Blob(A, 3), Blob(B, 4)
     model = base()
     twice = model.manifest.blocks[0]
@@ -141,7 +141,7 @@ def test_an_unknown_field_a_bad_setting_and_broken_text_are_refused():
         ((SampleTensor("x", "FP32", (1, 2), bytes(7)),), "sample 2: tensor 'x' of FP32 [1, 2] needs 8 bytes"),
     ],
 )
-def test_a_sample_that_is_no_request_is_refused(sample, said):
+def test_a_sample_that_is_not_a_valid_request_is_refused(sample, said):
     good = (SampleTensor("x", "FP32", (1, 2), bytes(8)),)
     assert said in refused(changed(inputs=(TensorSpec("x", "FP32", ("batch", 2)),), samples=(good, sample)))
 
@@ -156,7 +156,7 @@ def test_samples_are_bounded_in_count_and_bytes():
     assert f"{ALL_SAMPLES_BYTES_MAX + 2} bytes" in refused(changed(inputs=takes, samples=((large,), (large,))))
 
 
-def test_a_sample_with_too_many_elements_gets_a_remedy_that_helps():
+def test_the_error_of_a_sample_with_too_many_elements_suggests_a_smaller_sample():
     takes = (TensorSpec("x", "BYTES", ("n",)),)
     most, more = (SampleTensor("x", "BYTES", (n,), bytes(4 * n)) for n in (ELEMENTS_MAX, ELEMENTS_MAX + 1))
     assert decode_manifest(encode_manifest(changed(inputs=takes, samples=((most,),)))).samples == ((most,),)

@@ -20,7 +20,7 @@ def shm():
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_the_bytes_are_the_files_before_and_after_its_pages_are_collapsed(shm, nbytes):
+def test_a_mapping_has_the_bytes_of_the_file_before_and_after_its_pages_are_collapsed(shm, nbytes):
     content = os.urandom(nbytes)
     shm.write_bytes(content)
     with shm.open("rb") as file:
@@ -33,7 +33,7 @@ def test_the_bytes_are_the_files_before_and_after_its_pages_are_collapsed(shm, n
     assert shm.read_bytes() == content
 
 
-def test_large_files_are_mapped_where_huge_pages_may_lie(shm):
+def test_large_files_are_mapped_at_addresses_aligned_for_huge_pages(shm):
     shm.write_bytes(bytes(2 * HUGE_BYTES))
     with shm.open("rb") as file:
         address = map_read_only(file.fileno(), 2 * HUGE_BYTES)
@@ -41,6 +41,6 @@ def test_large_files_are_mapped_where_huge_pages_may_lie(shm):
     unmap(address, 2 * HUGE_BYTES)
 
 
-def test_what_cannot_be_mapped_is_said():
+def test_an_error_says_that_a_file_could_not_be_mapped():
     with pytest.raises(StoreError, match="could not be mapped"):
         map_read_only(-1, 4096)

@@ -85,7 +85,7 @@ def test_boundaries_depend_on_sizes_only(weights):
 
 
 @given(weights_of_bytes, st.lists(sizes, max_size=3), st.lists(sizes, max_size=3))
-def test_what_follows_changes_no_block_but_those_it_falls_into(weights, head, other_head):
+def test_other_weights_at_the_end_change_no_earlier_block_except_one_pack(weights, head, other_head):
     def untouched(tail):
         every = weights + [Shape("uint8", (size,)) for size in tail]
         return [plan for plan in pack(every) if plan.pieces[-1].weight < len(weights)]
@@ -114,7 +114,7 @@ def test_a_pack_is_filled_up_to_its_bound_padding_included(nbytes, in_a_pack):
 
 
 @pytest.mark.parametrize("weight", [Shape("float31", (2,)), Shape("float32", (-1,))])
-def test_a_weight_without_a_size_is_refused(weight):
+def test_a_weight_with_an_unknown_dtype_or_a_negative_size_is_refused(weight):
     with pytest.raises(ProgramError, match=r"float31|negative"):
         pack([weight])
 
@@ -130,7 +130,7 @@ def test_a_variant_with_another_head_shares_all_but_the_heads_blocks(classes):
         assert head & {piece.weight for piece in block.pieces}
 
 
-def test_a_variant_with_drifted_norms_shares_every_large_weight():
+def test_a_variant_with_other_norms_shares_every_large_weight():
     one, other = base(), norm_variant("other", seed=1)
     known = {block.address for block in one.manifest.blocks}
     large = [block for block in other.manifest.blocks if block.pieces[0].nbytes >= LARGE_BYTES]

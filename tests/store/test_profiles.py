@@ -15,7 +15,7 @@ PROFILE = Profile(
 )
 
 
-def test_a_profile_outlives_the_repository_and_is_of_one_machine(tmp_path):
+def test_a_profile_outlives_the_repository_object_and_belongs_to_one_machine(tmp_path):
     with closing(Repository(tmp_path)) as repository:
         assert repository.profile("here", "program") is None
         repository.put_profile("here", "program", PROFILE, 1.0)
@@ -26,13 +26,13 @@ def test_a_profile_outlives_the_repository_and_is_of_one_machine(tmp_path):
         assert repository.profile("here", "program") == Profile(weight_bytes=5, macs=7)
 
 
-def test_a_profile_in_another_form_counts_as_none(tmp_path):
+def test_a_stored_profile_that_cannot_be_decoded_counts_as_none(tmp_path):
     with closing(Repository(tmp_path)) as repository:
         repository._catalog.put_profile("here", "program", b"\xc1", 1.0)
         assert repository.profile("here", "program") is None
 
 
-def test_the_oldest_profiles_go(tmp_path, monkeypatch):
+def test_the_oldest_profiles_beyond_the_limit_are_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "PROFILES_MAX", 2)
     kept = Catalog(tmp_path / "catalog.sqlite")
     for number in range(4):

@@ -60,19 +60,19 @@ def test_a_blob_is_stored_under_its_address(repository, body):
     assert blocks_and_drafts(repository) == {ADDRESS}
 
 
-def test_an_empty_blob_is_a_blob(repository):
+def test_an_empty_blob_can_be_stored_and_read(repository):
     empty = address_of(b"")
     assert put(repository, empty, b"")
     assert repository.read(empty) == b""
 
 
-def test_the_directory_is_this_users_alone(repository):
+def test_only_this_user_has_access_to_the_directories(repository):
     for path in [repository.root, *(path for path in repository.root.rglob("*") if path.is_dir())]:
         assert path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("body", [DATA[:-1], DATA + b"x", b"", b"\0" + DATA[1:]])
-def test_a_body_of_another_address_leaves_nothing(repository, body):
+def test_a_body_with_another_address_is_refused_and_leaves_nothing(repository, body):
     with pytest.raises(CallerError, match=f"{len(body)} bytes sent for block {ADDRESS}"):
         put(repository, ADDRESS, body)
     assert missing(repository, [ADDRESS]) == [ADDRESS]
@@ -93,7 +93,7 @@ def test_a_body_that_breaks_off_leaves_nothing(repository):
 
 @pytest.mark.parametrize("address", ["", "../" * 20 + "etc/passwd", "A" * 64, ADDRESS + "\n"])
 @pytest.mark.parametrize("method", ["path", "holds", "open", "read", "set_aside"])
-def test_only_addresses_reach_the_disk(repository, method, address):
+def test_an_invalid_address_is_refused_by_every_method(repository, method, address):
     with pytest.raises(CallerError, match="not a block address"):
         getattr(repository, method)(address)
     with pytest.raises(CallerError, match="not a block address"):
@@ -108,7 +108,7 @@ def test_missing_names_each_once_in_order(repository):
     assert missing(repository, [others[1], ADDRESS, others[0], others[1]]) == [others[1], others[0]]
 
 
-def test_a_function_is_registered_when_its_blobs_are_there(repository):
+def test_a_function_is_registered_only_when_its_blobs_are_there(repository):
     model = base()
     with pytest.raises(ConflictError, match=r"blobs of 'base' are not in the repository: [0-9a-f]{64}"):
         repository.register(model.manifest, now=5.0)
@@ -185,7 +185,7 @@ def test_entries_that_cannot_be_read_are_skipped_and_their_blocks_stay(repositor
     assert blocks_and_drafts(repository) == set(base().files)
 
 
-def test_a_block_whose_bytes_the_disk_cannot_read_is_sent_again(repository, monkeypatch):
+def test_a_block_whose_bytes_the_disk_cannot_read_is_missing_and_can_be_sent_again(repository, monkeypatch):
     put(repository, ADDRESS, DATA)
     with monkeypatch.context() as patch:
         fail_reads(patch, repository.path(ADDRESS))
@@ -242,7 +242,7 @@ def test_a_short_file_is_found_at_registration_and_can_be_sent_again(repository)
     assert repository.read(short) == model.files[short]
 
 
-def test_a_flipped_bit_is_found_and_can_be_sent_again(repository):
+def test_a_flipped_bit_is_found_and_the_block_can_be_sent_again(repository):
     put(repository, ADDRESS, DATA)
     flip_bit(repository.path(ADDRESS))
     with pytest.raises(StoreError, match=f"block {ADDRESS} is damaged.*deploy"):
@@ -322,7 +322,7 @@ def test_a_collection_spares_what_a_deploy_in_progress_counts_on(repository):
     assert blocks_and_drafts(repository) == set()
 
 
-def test_a_collection_removes_old_drafts_and_damaged_blocks_only(repository):
+def test_a_collection_removes_drafts_and_damaged_blocks_only_when_they_are_old(repository):
     put(repository, ADDRESS, DATA)
     flip_bit(repository.path(ADDRESS))
     os.utime(repository.path(ADDRESS), (0, 0))
@@ -358,13 +358,13 @@ def weights_of(model: Model) -> list[Shape]:
     return model.weights
 
 
-def test_weights_lie_where_the_blocks_themselves_say(repository):
+def test_weights_that_agree_with_the_layouts_of_their_blocks_are_accepted(repository):
     model = base()
     model.deploy(repository)
     check_weights(repository, model.manifest, weights_of(model))
 
 
-def test_weights_that_lie_elsewhere_are_named(repository):
+def test_a_difference_of_weights_from_the_layouts_of_their_blocks_is_named_in_the_error(repository):
     model = base()
     model.deploy(repository)
     weights = weights_of(model)
@@ -386,7 +386,7 @@ def test_weights_that_lie_elsewhere_are_named(repository):
         check_weights(repository, msgspec.structs.replace(model.manifest, blocks=tuple(blocks)), weights)
 
 
-def test_a_blob_that_is_no_block_is_named(repository):
+def test_the_layout_of_a_blob_that_is_not_a_block_is_an_error(repository):
     put(repository, ADDRESS, DATA)
     with pytest.raises(CallerError, match="block"):
         repository.layout(ADDRESS)
@@ -395,7 +395,7 @@ def test_a_blob_that_is_no_block_is_named(repository):
         repository.layout(address_of(b""))
 
 
-def test_threads_may_deploy_one_model_at_once(repository):
+def test_threads_may_deploy_one_model_at_the_same_time(repository):
     model = base()
     barrier = threading.Barrier(4)
 

@@ -24,11 +24,11 @@ def test_missing_counts_each_absent_address_once(needed, held):
 
 
 @given(blobs, blobs)
-def test_loading_what_is_missing_leaves_nothing_missing(needed, held):
+def test_nothing_is_missing_where_all_that_is_needed_is_held(needed, held):
     assert missing_bytes(needed, Held([*held, *needed])) == 0
 
 
-def test_repository_and_host_store_are_places_alike(repository, host):
+def test_missing_bytes_are_computed_alike_for_a_repository_and_a_host_store(repository, host):
     model, sibling = base(), head_variant("sibling", seed=1)
     needed, wanted = model.manifest.blobs(), sibling.manifest.blobs()
     everything = sum(blob.nbytes for blob in needed)

@@ -39,7 +39,7 @@ def test_a_file_never_gets_another_name_than_its_digest(tmp_path):
     assert [path.name for path in below(tmp_path)] == [address_of(DATA)]
 
 
-def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
+def test_a_limit_on_file_sizes_counts_as_a_full_disk(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Draft(tmp_path, address_of(DATA)) as draft:
         resource.setrlimit(resource.RLIMIT_FSIZE, (CHUNK_BYTES, hard))
@@ -51,12 +51,12 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     assert not list(below(tmp_path))
 
 
-def test_a_directory_that_went_away_is_named(tmp_path):
+def test_a_missing_directory_is_named_in_the_error(tmp_path):
     with pytest.raises(StoreError, match="gone"):
         Draft(tmp_path / "gone", address_of(DATA))
 
 
-def test_a_full_disk_is_named_even_for_a_directory_that_is_yet_to_be_made(tmp_path):
+def test_a_full_disk_is_reported_with_its_free_bytes_even_for_a_directory_that_does_not_exist_yet(tmp_path):
     with pytest.raises(NoSpaceError) as result, disk_errors("make a room", tmp_path / "a" / "b"):
         raise OSError(28, "No space left on device")
     assert "bytes free" in result.value.totals
@@ -77,7 +77,7 @@ def test_a_private_directory_is_closed_to_others(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_directory_that_was_there_keeps_its_rights(tmp_path):
+def test_an_existing_directory_keeps_its_permissions(tmp_path):
     path = tmp_path / "shared"
     path.mkdir()
     path.chmod(0o1777)

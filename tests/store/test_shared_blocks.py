@@ -46,7 +46,7 @@ def test_debts_are_the_integral_of_equal_parts(steps):
         assert blocks.nbytes == sum({a: n for sizes in holding.values() for a, n in sizes.items()}.values())
 
 
-def test_nothing_stays_of_holders_that_left():
+def test_nothing_is_kept_of_released_holders():
     blocks = SharedBlocks()
     blocks.hold("x", {"a": 10, "b": 2}, 0.0)
     blocks.hold("y", {"a": 10}, 4.0)
@@ -57,7 +57,7 @@ def test_nothing_stays_of_holders_that_left():
 
 
 @given(holding=st.dictionaries(st.sampled_from("xyz"), NEEDS), seconds=st.floats(0, 50))
-def test_all_holders_that_leave_together_owe_what_each_owes_alone(holding, seconds):
+def test_the_release_of_all_holders_returns_what_each_of_them_owes(holding, seconds):
     together, apart = SharedBlocks(), SharedBlocks()
     for at, (holder, sizes) in enumerate(holding.items()):
         together.hold(holder, sizes, float(at))

@@ -1,4 +1,4 @@
-"""Tokens and quotas survive a restart, their file contains no secret, and revoked tokens end."""
+"""Tokens and quotas survive a restart, their file contains no secret, and revoked tokens are no longer found."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from overwinter.core.errors import CallerError, NotFoundError, StoreError
 from overwinter.store.tokens import FILE, LOCK, NO_TOKENS, Quota, TokenFile
 
 
-def test_a_token_is_found_by_its_text_alone(tmp_path: Path) -> None:
+def test_a_token_is_found_only_by_its_whole_text(tmp_path: Path) -> None:
     file = TokenFile(tmp_path)
     made, text = file.create("acme", ("deploy", "infer"), "ci", 12.5)
     other, _ = file.create("acme", ("infer",), "", 13.0)
@@ -39,7 +39,7 @@ def test_the_file_contains_no_token(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
 
 
-def test_what_is_revoked_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
+def test_a_revoked_token_is_gone_and_the_others_stay(tmp_path: Path) -> None:
     file = TokenFile(tmp_path)
     assert (file.read(), file.version()) == (NO_TOKENS, None)
     first, text = file.create("acme", ("infer",), "", 0.0)
@@ -55,7 +55,7 @@ def test_what_is_revoked_is_gone_and_the_rest_stays(tmp_path: Path) -> None:
     assert file.read().required
 
 
-def test_a_quota_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_new_quota_replaces_the_previous_one(tmp_path: Path) -> None:
     file = TokenFile(tmp_path)
     file.limit("acme", Quota(functions=3, requests_per_s=1.5))
     file.limit("acme", Quota(nbytes=4096))
@@ -64,7 +64,7 @@ def test_a_quota_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "Acme", "a..b", "a.", ".a", "a/b", "a" * 64, "a\n"])
-def test_a_tenant_that_could_be_confused_with_another_is_refused(tmp_path: Path, tenant: str) -> None:
+def test_an_invalid_tenant_name_is_refused(tmp_path: Path, tenant: str) -> None:
     file = TokenFile(tmp_path)
     with pytest.raises(CallerError, match="tenant"):
         file.create(tenant, ("infer",), "", 0.0)
@@ -73,7 +73,7 @@ def test_a_tenant_that_could_be_confused_with_another_is_refused(tmp_path: Path,
     assert file.version() is None
 
 
-def test_a_damaged_file_admits_no_request_and_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error_and_is_not_overwritten(tmp_path: Path) -> None:
     file = TokenFile(tmp_path)
     (tmp_path / FILE).write_text('{"tokens": {')
     with pytest.raises(StoreError, match="damaged"):
@@ -83,7 +83,7 @@ def test_a_damaged_file_admits_no_request_and_is_not_overwritten(tmp_path: Path)
     assert (tmp_path / FILE).read_text() == '{"tokens": {'
 
 
-def test_none_is_lost_when_many_are_made_at_once(tmp_path: Path) -> None:
+def test_no_token_is_lost_when_many_are_created_at_the_same_time(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = [
             each[0].id for each in pool.map(lambda _: TokenFile(tmp_path).create("a", ("infer",), "", 0.0), range(24))

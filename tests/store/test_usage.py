@@ -77,7 +77,7 @@ def test_a_file_of_an_older_version_is_read_and_continued(tmp_path):
     usage_file.close()
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path):
+def test_a_file_that_is_not_a_database_is_named_in_the_error_and_kept(tmp_path):
     (tmp_path / "usage.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 99)
     with pytest.raises(StoreError, match="usage.sqlite"):
         UsageFile(tmp_path / "usage.sqlite")
