@@ -36,7 +36,7 @@ def test_what_one_side_writes_the_other_reads_also_after_growth():
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, LARGE_BYTES, 3 * LARGE_BYTES + 1])
-def test_what_is_put_is_there_to_be_taken(nbytes):
+def test_taken_bytes_are_a_copy_of_what_was_put(nbytes):
     buffer = SharedBuffer.make("test")
     data = bytes(range(251)) * (nbytes // 251 + 1)
     buffer.put(64, memoryview(data)[:nbytes])
@@ -71,7 +71,7 @@ def test_no_process_can_keep_another_from_writing():
     buffer.close()
 
 
-def test_memory_that_is_given_back_is_gone_for_both_and_comes_again():
+def test_released_memory_is_zero_for_both_processes_and_can_be_written_again():
     ours = SharedBuffer.make("test")
     ours.grow(16 * KEPT_BYTES)
     theirs = SharedBuffer.open(os.dup(ours.fd))
@@ -96,7 +96,7 @@ def test_a_small_buffer_keeps_its_memory():
 
 
 @pytest.mark.parametrize("nbytes", [FILE_BYTES + 1, 1 << 63, 1 << 64, 1 << 300])
-def test_a_size_that_the_file_does_not_have_is_an_error_of_the_system(nbytes):
+def test_growing_a_buffer_beyond_its_file_is_an_os_error(nbytes):
     buffer = SharedBuffer.make("test")
     with pytest.raises(OSError, match="too large"):
         buffer.grow(nbytes)

@@ -80,7 +80,7 @@ def test_nonsense_is_an_error_of_the_decoder():
     right.close()
 
 
-def test_nothing_to_read_does_not_wait():
+def test_receiving_without_a_message_does_not_wait_on_a_nonblocking_socket():
     left, right = pair()
     right.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -141,7 +141,7 @@ def test_no_more_descriptors_are_kept_than_an_untrusted_sender_may_send(fds_max)
 
 
 @pytest.mark.parametrize("fds_max", [0, 1])
-def test_a_packet_of_an_untrusted_sender_that_announces_more_is_invalid(fds_max):
+def test_a_packet_of_an_untrusted_sender_that_announces_further_packets_is_invalid(fds_max):
     left, right = pair()
     right.setblocking(False)
     left.send(MORE)

@@ -100,7 +100,7 @@ def write(slot, *tensors):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Each compilation for a device, by its form."""
+    """Return the form of each compilation for a device."""
     found = []
 
     def noted(compile_, *args, **more):
@@ -209,7 +209,7 @@ def test_an_executor_ends_if_blocks_may_lie_where_the_device_does_not_look_for_t
 
 
 class Tied(torch.nn.Module):
-    """Its decoder is the transposed encoder, so that both lie at one position. The head is its own."""
+    """The decoder has the transposed weight of the encoder: both lie at one position. Functions differ in the head."""
 
     def __init__(self, encoder):
         super().__init__()
@@ -222,7 +222,7 @@ class Tied(torch.nn.Module):
         return {"y": self.head(self.decoder(self.encoder(x).relu()).relu())}
 
 
-def test_siblings_whose_decoder_is_the_transposed_encoder_share_a_run(stack):
+def test_siblings_whose_decoder_is_the_transposed_encoder_get_correct_answers_in_one_batch(stack):
     channel, theirs, slot = ends(stack)
     allocator = PartitionedAllocator(16 * PARTITION_BYTES, PARTITION_BYTES)
     device = stack.enter_context(closing(VirtualDevice("a", allocator)))
@@ -393,7 +393,7 @@ def test_a_null_device_takes_the_times_that_it_learned_last(stack, monkeypatch):
 
 
 class Registering(VirtualDevice):
-    """A device whose blocks are registered as those of a GPU."""
+    """A device whose blocks are registered like those of a GPU."""
 
     def __init__(self, name, allocator):
         super().__init__(name, allocator)
@@ -419,6 +419,6 @@ def test_a_warm_up_for_a_gpu_registers_block_by_block_until_a_message_interrupts
     assert len(device.registered) == (1 if interrupted else 2)
 
 
-def test_too_little_memory_of_a_gpu_is_a_lack_of_memory_for_activations():
+def test_an_out_of_memory_error_of_a_gpu_becomes_an_activations_error():
     with pytest.raises(ActivationsError, match=r"cuda:0.*--device-activations"), _enough_memory("cuda:0"):
         raise torch.OutOfMemoryError("CUDA out of memory")

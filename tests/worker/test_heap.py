@@ -109,7 +109,7 @@ def test_buffers_for_products_of_matrices_are_given_back():
 
 
 def test_a_run_takes_few_page_faults_after_its_memory_was_populated():
-    # The requests of workers for huge pages are ignored.
+    # A worker gets no huge pages on request (seccomp.py), so this process does not request them.
     fewer = reported(POPULATED, GLIBC_TUNABLES="")
     if fewer < 0:
         pytest.skip("the system gives huge pages unasked")

@@ -31,7 +31,7 @@ VmFlags: rd ex mr mw me
 """
 
 
-def test_only_memory_of_its_own_that_it_may_write_to_is_private():
+def test_only_private_writable_mappings_count_as_private_memory():
     assert kibibytes(SMAPS.splitlines()) == (600, 900 + 65536 + 64 + 500)
 
 

@@ -132,7 +132,7 @@ print(json.dumps({
 """
 
 
-def test_a_user_whom_the_system_does_not_map_stays_outside_and_is_told():
+def test_a_user_whom_the_system_does_not_map_stays_outside_the_namespaces_and_a_message_says_so():
     with started(UNMAPPED) as process:
         found = json.loads(process.stdout.read())
     [missing] = found["missing"]

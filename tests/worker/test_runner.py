@@ -65,7 +65,7 @@ def test_requests_of_one_shape_share_a_run_and_get_their_own_rows():
         assert torch.allclose(outcome["sum"], expected(request))
 
 
-def test_requests_of_other_shapes_run_apart():
+def test_requests_of_different_shapes_run_separately():
     made, shapes = runner()
     outcomes = made.answer([ids([1, 2, 3]), ids([1, 2]), ids([3, 2, 1])])
     assert sorted(shapes) == [(1, 2), (2, 3)]
@@ -82,13 +82,13 @@ def test_a_bad_request_fails_alone_and_is_its_callers_fault():
     assert torch.allclose(outcomes[2]["sum"], expected(ids([4, 5, 6])))
 
 
-def test_a_run_alone_equals_plain_pytorch_bit_for_bit():
+def test_a_run_of_one_request_equals_plain_pytorch_bit_for_bit():
     made, _ = runner()
     [outcome] = made.answer([ids([1, 2, 3], [4, 5, 6])])
     assert torch.equal(outcome["sum"], expected(ids([1, 2, 3], [4, 5, 6])))
 
 
-def test_a_handler_runs_before_and_after_the_program_and_fails_alone():
+def test_a_handler_runs_before_and_after_the_program_and_its_error_fails_only_one_request():
     made, _ = runner(
         "def preprocess(inputs, state):\n"
         "    return {'ids': inputs['raw'] + 1}\n"
@@ -128,7 +128,7 @@ def test_a_warm_up_runs_the_program_once_on_a_batch_of_one():
     assert shapes == [(1, 3)]
 
 
-def test_several_threads_run_the_program_at_once_and_get_the_bits_of_a_run_alone():
+def test_several_threads_run_the_program_at_the_same_time_and_get_the_bits_of_separate_runs():
     made, _ = runner()
     requests = [ids([n, 2, 3], [4, 5, 9 - n]) for n in range(3)]
     alone = [made.answer([request])[0]["sum"] for request in requests]
@@ -136,7 +136,7 @@ def test_several_threads_run_the_program_at_once_and_get_the_bits_of_a_run_alone
     run = made._run
 
     def met(weights, inputs):
-        # All three must be inside at once to pass.
+        # All three must be inside at the same time to pass.
         meeting.wait()
         return run(weights, inputs)
 
@@ -199,7 +199,7 @@ def test_an_answer_other_than_declared_is_an_error_of_the_function(change):
         made.warm_up()
 
 
-def test_rows_that_are_also_columns_are_never_joined():
+def test_requests_whose_rows_are_also_columns_are_never_joined():
     class Square(torch.nn.Module):
         def forward(self, a):
             return a @ a
@@ -248,7 +248,7 @@ def test_a_warm_up_uses_a_batch_that_the_program_accepts_with_its_other_sizes():
     assert [len(each["y"]) for each in one.answer([{"x": torch.randn(1, 8)}])] == [1]
 
 
-def test_a_handler_that_returns_an_enormous_tensor_fails_alone():
+def test_a_request_for_which_a_handler_returns_an_enormous_tensor_fails_alone():
     handler = """
 def preprocess(inputs, state):
     ids = inputs["ids"]
@@ -313,7 +313,7 @@ def sums(handler) -> Runner:
 
 
 @pytest.mark.parametrize("step", KEPT)
-def test_a_handler_may_return_one_tensor_for_all_requests_of_a_run(step):
+def test_a_handler_may_return_the_same_tensor_object_for_each_request_of_a_run(step):
     answers = sums(KEPT[step]).answer([{"x": torch.full((1, 3), float(number))} for number in (1, 2, 3)])
     assert [each["y"].tolist() for each in answers] == [[[3.0]], [[6.0]], [[9.0]]]
 
@@ -343,7 +343,7 @@ class Total(torch.nn.Module):
         return {"total": x.sum()}
 
 
-def test_a_handler_may_read_an_output_of_no_dimensions():
+def test_a_handler_may_write_to_an_output_without_dimensions():
     exported = export(Total().eval(), {"x": torch.zeros(2, 3)}, {"x": {0: "batch"}})
     source = "def postprocess(outputs, inputs, state): return {'total': outputs['total'].add_(1)}"
     made = Runner("f@1", Prepared(encode_program(exported.program)), exported.weights, Handler(Code(source), {}))
@@ -432,7 +432,7 @@ def odd(): return {Key(): 1}
 
 @pytest.mark.parametrize("step", ["preprocess(inputs, state)", "postprocess(outputs, inputs, state)"])
 @pytest.mark.parametrize("what", INDESCRIBABLE)
-def test_what_cannot_be_described_fails_its_own_request_only(what, step):
+def test_a_result_or_error_that_cannot_be_described_fails_its_own_request_only(what, step):
     answers = "inputs" if step.startswith("pre") else "outputs"
     source = f"{INDESCRIBABLE[what]}def {step}: return odd() if inputs['x'].sum() == 0 else {answers}"
     good, bad = sums(source).answer([{"x": torch.ones(1, 3)}, {"x": torch.zeros(1, 3)}])
@@ -472,7 +472,7 @@ def postprocess(outputs, inputs, state):
 
 
 @pytest.mark.parametrize("declared", [(), (TensorSpec("text", "BYTES", ("found",)),)])
-def test_a_handler_that_returns_one_large_element_many_times_fails_alone(declared, monkeypatch):
+def test_a_request_for_which_a_handler_returns_one_large_element_many_times_fails_alone(declared, monkeypatch):
     def refused(elements):
         raise MemoryError
 
@@ -528,7 +528,7 @@ def setup(assets): return msgspec.json.decode(b'{"a": [{"b": 1}]}', type=R)
 }
 
 
-def test_a_handler_may_change_its_name():
+def test_a_handler_may_change_the_name_of_its_module():
     gc.collect()
     before = set(sys.modules)
     handler = Handler(Code("__name__ = 'json'"), {})
@@ -539,7 +539,7 @@ def test_a_handler_may_change_its_name():
     assert set(sys.modules) == before
 
 
-def test_an_asset_that_two_binds_read_at_the_same_time_is_kept_once():
+def test_an_asset_that_several_binds_read_at_the_same_time_is_kept_once():
     assets, barrier = Assets(), threading.Barrier(8, timeout=60)
 
     def make() -> object:

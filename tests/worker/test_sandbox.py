@@ -66,7 +66,7 @@ os.wait()
 """
 
 
-def test_a_tenants_zygote_may_fork_and_what_it_forks_may_not_and_has_less():
+def test_a_tenants_zygote_may_fork_and_the_worker_that_it_forks_may_not_and_gets_less_memory():
     run = subprocess.run([sys.executable, "-c", STAGES], capture_output=True, text=True, check=False)
     zygote, worker = (json.loads(line) for line in run.stdout.splitlines())
     assert (zygote["fork"], worker["fork"]) == ("7", "PermissionError")

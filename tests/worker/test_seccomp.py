@@ -65,7 +65,7 @@ FURTHER = {"worker": {}, "zygote": FORKING, "gpu": GPU}
 
 @pytest.mark.parametrize("kind", FURTHER)
 @pytest.mark.parametrize("machine", MACHINES)
-def test_what_is_on_the_list_is_allowed_and_nothing_else(machine, kind):
+def test_only_system_calls_on_the_list_are_allowed(machine, kind):
     code = seccomp._filter(machine, kind)
     column, arch = MACHINES.index(machine), seccomp._AUDIT_ARCH[machine]
     listed = {**ALLOWED, **FURTHER[kind]}
@@ -275,7 +275,7 @@ def test_a_worker_may_do_what_libraries_need(reported):
     assert set(reported["allowed"].values()) == {"done"}
 
 
-def test_a_handler_that_aborts_ends_by_its_own_signal():
+def test_a_handler_that_aborts_ends_its_process_by_sigabrt():
     code = "import os\n" + PROBE[: PROBE.index("own, other")].replace("log = os.dup(1)", "log = 1") + "\nos.abort()\n"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == -6
 

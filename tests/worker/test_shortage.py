@@ -18,7 +18,7 @@ MUCH = 1 << 50
     [lambda: bytearray(MUCH), lambda: mmap.mmap(-1, MUCH), lambda: torch.empty(MUCH)],
     ids=["heap", "map", "torch"],
 )
-def test_what_asks_for_too_much_lacks_memory(take):
+def test_an_error_of_a_too_large_allocation_is_recognized_as_a_lack_of_memory(take):
     with pytest.raises((MemoryError, OSError, RuntimeError)) as raised:
         take()
     assert lacks_memory(raised.value)
@@ -27,7 +27,7 @@ def test_what_asks_for_too_much_lacks_memory(take):
     assert lacks_memory(wrapped)
 
 
-def test_what_fails_otherwise_does_not_lack_memory():
+def test_another_error_is_not_recognized_as_a_lack_of_memory():
     with pytest.raises(RuntimeError) as raised:
         torch.zeros(2) @ torch.zeros(3)
     assert not any(map(lacks_memory, [raised.value, OSError(errno.EPERM, "no"), ValueError("memory")]))

@@ -19,8 +19,8 @@ IDS = {"ids": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
 
 
 class Mixed(nn.Module):
-    """Weights of every kind: a table, a token inserted before each row, norms, rows in other dimensions and folded
-    ones.
+    """Weights of every kind: a table, a token inserted before each row, norms, and weights applied to rows that lie in
+    another dimension or are folded with positions.
     """
 
     def __init__(self):
@@ -114,7 +114,7 @@ def test_functions_with_the_same_weights_share_all_calls(mixed):
     assert mixed.is_together(asked(mixed))
 
 
-def test_functions_that_have_nothing_in_common_run_apart(mixed):
+def test_functions_that_have_nothing_in_common_run_separately(mixed):
     assert not mixed.is_together(asked(mixed, *range(len(mixed.weights))))
 
 
@@ -165,7 +165,7 @@ class Turned(nn.Module):
         return {"out": self.third(self.second(self.first(x).flip(0)).flip(0))}
 
 
-def test_functions_whose_rows_get_mixed_up_run_apart():
+def test_functions_whose_rows_get_mixed_up_run_separately():
     family = Family(Turned(), {"x": torch.randn(2, 4)})
     second = [n for n, weight in enumerate(family.program.weights) if weight.name.startswith("second")]
     f, g = family.member("f", *second), family.member("g", *second)
@@ -173,7 +173,7 @@ def test_functions_whose_rows_get_mixed_up_run_apart():
 
 
 class Folded(nn.Module):
-    """Folds rows and positions into one dimension, and takes means of the results of its own weight."""
+    """Folds rows and positions into one dimension, and takes means of the results of `score`, which differs."""
 
     def __init__(self):
         super().__init__()
@@ -185,7 +185,7 @@ class Folded(nn.Module):
         return {"out": self.score(x.reshape(-1, 8)).view(ids.shape[0], -1).mean(1)}
 
 
-def test_requests_of_every_length_get_rows_of_their_own_and_all_of_them():
+def test_requests_of_every_length_get_all_of_their_own_rows_and_no_others():
     family = Family(Folded(), IDS, {"ids": {0: "batch", 1: "sequence"}})
     own = [n for n, weight in enumerate(family.program.weights) if weight.name.startswith("score")]
     f, g = family.member("f", *own), family.member("g", *own)
@@ -194,7 +194,7 @@ def test_requests_of_every_length_get_rows_of_their_own_and_all_of_them():
         assert family.is_together([(f, {"ids": first}), (g, {"ids": second})])
 
 
-def test_requests_that_are_the_same_say_nothing_of_others():
+def test_equal_requests_do_not_prove_that_different_ones_may_share_a_run():
     family = Family(Turned(), {"x": torch.randn(2, 4)})
     own = [n for n, weight in enumerate(family.program.weights) if not weight.name.startswith("first")]
     f, g, same = family.member("f", *own), family.member("g", *own), {"x": torch.zeros(1, 4)}
@@ -203,7 +203,7 @@ def test_requests_that_are_the_same_say_nothing_of_others():
 
 
 class Kept(nn.Module):
-    """Writes in place to a value without rows that was computed before its own weight."""
+    """Writes in place to a value without rows that was computed before the differing weight, `own`, is read."""
 
     def __init__(self):
         super().__init__()
@@ -216,7 +216,7 @@ class Kept(nn.Module):
         return {"out": x + kept.mul_(self.own)}
 
 
-def test_what_a_function_writes_in_place_no_other_sees():
+def test_no_function_sees_what_another_one_writes_in_place():
     family = Family(Kept(), {"x": torch.randn(2, 4)})
     own = [n for n, weight in enumerate(family.program.weights) if weight.name == "own"]
     f, g, h = (family.member(name, *own) for name in "fgh")

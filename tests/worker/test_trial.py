@@ -43,7 +43,7 @@ def test_a_request_is_generated_from_what_the_handler_declares(prepared):
     assert trial.generated_warning(runner(prepared, LENGTHS), TEXTS) == ""
 
 
-def test_a_request_of_the_programs_own_inputs_has_the_sizes_of_its_example(prepared):
+def test_a_generated_request_of_the_programs_own_inputs_has_the_sizes_of_the_example(prepared):
     made = runner(prepared, "def preprocess(inputs, state):\n    assert inputs['x'].shape[1] == 3\n    return inputs\n")
     assert trial.generated_warning(made, made.program.inputs) == ""
 
@@ -79,7 +79,7 @@ def test_a_failure_on_a_generated_request_is_reported_with_a_remedy(prepared, ha
 
 
 @pytest.mark.parametrize(("handler", "words"), FAULTS.values(), ids=FAULTS.keys())
-def test_what_fails_on_a_sample_is_refused(prepared, handler, words):
+def test_a_handler_that_fails_on_a_sample_is_refused(prepared, handler, words):
     made = runner(prepared, handler, (TensorSpec("y", "FP32", ("batch",)),))
     with pytest.raises((HandlerError, CallerError), match=words):
         trial.check_samples(made, [{"x": torch.ones(1, 3)}])
@@ -98,7 +98,7 @@ def test_a_handler_that_never_returns_on_a_sample_is_refused(prepared, monkeypat
         trial.check_samples(made, [{"x": torch.ones(1, 3)}])
 
 
-def test_a_program_that_takes_too_long_on_a_sample_is_refused_by_name(prepared, monkeypatch):
+def test_a_program_that_takes_too_long_on_a_sample_is_refused_with_the_number_of_the_sample(prepared, monkeypatch):
     monkeypatch.setattr(trial, "SAMPLES_S", 1)
     made = runner(prepared, "")
     made._run = lambda weights, inputs: threading.Event().wait(60)
@@ -130,12 +130,12 @@ def test_the_sample_that_failed_is_named_by_its_number(prepared):
         ("def read_asset(data):\n    return data\n", r"read_asset\(name, data\)"),
     ],
 )
-def test_a_step_that_cannot_be_called_as_it_will_be_is_refused(handler, words):
+def test_a_handler_function_that_cannot_be_called_with_its_arguments_is_refused(handler, words):
     with pytest.raises(HandlerError, match=words):
         Handler(Code(handler), {})
 
 
-def test_a_step_may_take_more_than_it_is_given_where_that_has_a_default():
+def test_a_handler_function_may_have_further_parameters_with_defaults():
     handler = Handler(Code("def preprocess(*inputs, more=1):\n    return {'x': inputs[0]['x'] + more}\n"), {})
     assert handler.preprocess({"x": torch.zeros(1)}) == {"x": torch.ones(1)}
 

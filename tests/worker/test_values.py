@@ -15,7 +15,7 @@ GIVES = "def postprocess(outputs, inputs, state):\n    return {'y': %s}\n"
     ("given", "shape"),
     [("[b'a', b'bc']", (2,)), ("[[b'a', b'bc'], [b'', b'd']]", (2, 2)), ("[]", (0,)), ("[[], []]", (2, 0))],
 )
-def test_bytes_of_rank_one_and_two(given, shape):
+def test_lists_of_bytes_become_tensors_of_rank_one_or_two(given, shape):
     value = Handler(Code(GIVES % given), {}).postprocess({}, {})["y"]
     flat = [item for row in value for item in (row if isinstance(row, list) else [row])]
     assert EncodedTensor("y", value).meta == TensorMeta("y", "BYTES", shape, len(pack_bytes(flat)))
@@ -105,7 +105,7 @@ WHOLE = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("given", WHOLE)
 @pytest.mark.parametrize("step", ["preprocess", "postprocess"])
-def test_what_is_not_what_it_seems_is_refused(given, step):
+def test_names_and_values_that_are_not_plain_or_cannot_be_sent_are_refused(given, step):
     arguments = "inputs, state" if step == "preprocess" else "outputs, inputs, state"
     handler = Handler(Code(LIES % f"def {step}({arguments}):\n    return {WHOLE[given]}"), {})
     with pytest.raises(HandlerError):
@@ -137,7 +137,7 @@ def test_any_plain_tensor_is_sent_as_it_is(value):
     assert encoded.meta.shape == tuple(value.shape)
 
 
-def test_what_is_described_is_sent_whatever_becomes_of_the_tensor():
+def test_an_encoded_tensor_is_sent_as_described_even_if_the_tensor_object_changes_afterwards():
     value = torch.arange(4.0)
     encoded = EncodedTensor("y", value)
     value.t_().unsqueeze_(0)
@@ -147,7 +147,7 @@ def test_what_is_described_is_sent_whatever_becomes_of_the_tensor():
     assert torch.equal(torch.frombuffer(content, dtype=torch.float32), torch.arange(4.0))
 
 
-def test_a_handler_may_say_that_its_caller_is_wrong():
+def test_an_error_of_the_caller_that_a_handler_raises_becomes_a_caller_error():
     refuse = (
         "from overwinter.core.errors import NotFoundError\ndef preprocess(inputs, state):\n    raise NotFoundError('x')"
     )

@@ -55,7 +55,7 @@ def test_a_weight_outside_its_block_is_refused(mapped, shape, offset):
         weight_tensors([Weight("w", "float32", shape)], [(0, offset)], [block])
 
 
-def test_an_order_in_memory_stays_within_the_weight(mapped):
+def test_a_weight_with_reordered_dimensions_stays_within_its_own_bytes(mapped):
     _, _, block = mapped
     [turned] = weight_tensors([Weight("a", "float32", (4, 3), (1, 0))], [(0, 0)], [block])
     assert turned.stride() == (1, 4)
@@ -63,7 +63,7 @@ def test_an_order_in_memory_stays_within_the_weight(mapped):
     assert turned[3, 2] == 11
 
 
-def test_a_write_is_a_crash_and_changes_nothing(mapped):
+def test_a_write_to_a_weight_crashes_the_process_and_changes_nothing(mapped):
     _, (first, *_), _ = mapped
     pid = os.fork()
     if pid == 0:
