@@ -29,7 +29,7 @@ def labels(run: Run) -> str:
     return "labels"
 
 
-def test_deploy_says_what_it_cost(run: Run) -> None:
+def test_deploy_reports_the_bytes_that_it_sent(run: Run) -> None:
     first = json.loads(run("deploy", "cli_scale:model", "--name", "twins", "--json").stdout)
     second = run("deploy", "cli_scale:model", "--name", "twins")
     assert (first["name"], first["version"]) == ("twins", 1)
@@ -41,7 +41,7 @@ def test_deploy_says_what_it_cost(run: Run) -> None:
     assert run("infer", "twins@1", "-i", "x=[1, 1]").stdout.splitlines()[-1].startswith("twins@1, ")
 
 
-def test_a_batch_that_would_mix_callers_is_refused_and_one_request_a_run_is_explained(run: Run) -> None:
+def test_a_batch_that_would_mix_callers_is_refused_and_one_request_per_run_is_explained(run: Run) -> None:
     refused = run("deploy", "cli_scale:centred", "--name", "centred", "--set", "max_batch=4", exit_code=1)
     assert "max_batch is 4" in refused.stderr
     assert "'output'" in refused.stderr
@@ -71,8 +71,7 @@ def postprocess(outputs, inputs, state):
 """
 
 
-def test_a_missing_sample_is_reported_before_the_work(run: Run, workshop: Path) -> None:
-    """The module is not imported."""
+def test_a_missing_sample_is_reported_before_the_module_is_imported(run: Run, workshop: Path) -> None:
     result = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
     assert "none.npy" in result.stderr
 
@@ -106,7 +105,9 @@ def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: 
     assert "[[10, 60]]" in run("infer", "numbers", "-i", "row=5 6").stdout
 
 
-def test_a_function_comes_and_goes(run: Run, scale: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_is_listed_shown_called_unloaded_loaded_and_removed(
+    run: Run, scale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     listed = [each for each in json.loads(run("ps", "--json").stdout) if each["name"] == scale]
     described = json.loads(run("show", scale, "--json").stdout)
     assert described["version"] == listed[-1]["version"]
@@ -151,7 +152,7 @@ def test_a_function_comes_and_goes(run: Run, scale: str, monkeypatch: pytest.Mon
     assert gone.stderr.startswith("error: no function 'scale@")
 
 
-def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
+def test_one_command_removes_all_versions_after_the_user_confirms(run: Run) -> None:
     run("deploy", "cli_scale:model", "--name", "leaving")
     for command in (("rm", "leaving", "--yes"), ("load", "leaving"), ("unload", "leaving"), ("profile", "leaving")):
         assert "does not belong to tenant" in run(*command, "--tenant", "other", exit_code=1).stderr
@@ -161,7 +162,7 @@ def test_all_versions_go_at_once_when_a_person_agrees(run: Run) -> None:
     run("rm", "leaving", "--yes", exit_code=1)
 
 
-def test_infer_for_programs(run: Run, scale: str, workshop: Path) -> None:
+def test_infer_prints_json_for_programs(run: Run, scale: str, workshop: Path) -> None:
     numpy.save(workshop / "x.npy", numpy.array([[1, 2], [3, 4]], dtype="float32"))
     version = json.loads(run("show", scale, "--json").stdout)["version"]
     results = json.loads(run("infer", f"{scale}@{version}", "-i", "x=@x.npy", "--json").stdout)
@@ -179,14 +180,14 @@ def test_numbers_that_json_has_no_word_for_go_in_and_come_out(run: Run, scale: s
     assert output["data"] == [["Infinity", "NaN"], ["NaN", "NaN"], ["NaN", "NaN"], ["NaN", "-Infinity"]]
 
 
-def test_infer_for_people(run: Run, scale: str) -> None:
+def test_infer_prints_outputs_and_the_latency_for_people(run: Run, scale: str) -> None:
     printed = run("infer", scale, "--from", "-", "--timeout", "20s", text='{"x": [1, 2]}').stdout
     assert "[[2, 20]]" in printed
     assert printed.splitlines()[-1].startswith("scale@")
     assert printed.splitlines()[-1].endswith(" ms")
 
 
-def test_infer_with_a_request_of_the_protocol(run: Run, scale: str, workshop: Path) -> None:
+def test_infer_accepts_a_request_of_the_open_inference_protocol(run: Run, scale: str, workshop: Path) -> None:
     request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [5, 6]}]}
     (workshop / "request.json").write_text(json.dumps(request))
     assert "[[10, 60]]" in run("infer", scale, "--from", "request.json").stdout
@@ -209,7 +210,7 @@ def test_text_goes_in_and_out(run: Run, labels: str) -> None:
         ([], "input 'x' is missing"),
     ],
 )
-def test_inputs_that_do_not_fit(run: Run, scale: str, arguments: list[str], words: str) -> None:
+def test_inputs_that_do_not_fit_are_refused_in_one_line(run: Run, scale: str, arguments: list[str], words: str) -> None:
     failed = run("infer", scale, *arguments, exit_code=1)
     assert failed.stderr.startswith("error: ")
     assert words in failed.stderr
@@ -227,7 +228,9 @@ def test_inputs_that_do_not_fit(run: Run, scale: str, arguments: list[str], word
         (["cli_scale:model", "--asset", "words=none.txt", "--handler", "handler.py"], "none.txt: No such file"),
     ],
 )
-def test_what_cannot_be_deployed(run: Run, arguments: list[str], words: str) -> None:
+def test_a_deploy_that_fails_reports_the_reason_and_registers_no_function(
+    run: Run, arguments: list[str], words: str
+) -> None:
     failed = run("deploy", "--name", "never", *arguments, exit_code=1)
     assert failed.stderr.startswith("error: ")
     assert words in failed.stderr

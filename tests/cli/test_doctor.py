@@ -16,12 +16,12 @@ def test_each_check_is_a_line_and_its_remedy_ends_a_line(local: Run, tmp_path) -
         assert not check["remedy"] or any(line.endswith(check["remedy"]) for line in lines)
 
 
-def test_where_no_node_can_run_the_command_fails(local: Run, tmp_path) -> None:
+def test_doctor_fails_where_no_node_can_run(local: Run, tmp_path) -> None:
     result = local("doctor", "--data", str(tmp_path), "--host-store", str(tmp_path / "none"), exit_code=1)
     assert str(tmp_path / "none") in result.stdout
 
 
-def test_pytorch_is_looked_at_and_not_imported() -> None:
+def test_pytorch_is_checked_but_not_imported() -> None:
     code = (
         "import sys\n"
         "from overwinter.cli.main import main\n"

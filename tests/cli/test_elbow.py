@@ -44,7 +44,7 @@ def test_a_node_uses_the_elbow_of_its_links(local: Run, tmp_path: Path) -> None:
             assert seen["links"]["group_bytes"] == group_bytes
 
 
-def test_an_invalid_file_is_named_and_does_not_matter(
+def test_an_invalid_elbow_file_is_reported_and_a_node_ignores_it(
     local: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
@@ -62,7 +62,7 @@ def test_an_invalid_file_is_named_and_does_not_matter(
     assert read_elbows(data) == [SLOW]
 
 
-def test_an_elbow_is_not_written_through_a_link(tmp_path: Path) -> None:
+def test_an_elbow_is_not_written_through_a_symbolic_link(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("kept")
     (tmp_path / f"{FILE}.draft").symlink_to(target)
@@ -71,13 +71,13 @@ def test_an_elbow_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert target.read_text() == "kept"
 
 
-def test_only_links_that_were_measured_here_change() -> None:
+def test_only_links_that_were_measured_on_this_machine_get_a_measured_group_size() -> None:
     devices = (device(bytes_per_s=1e9), device(bytes_per_s=2e9), device(bytes_per_s=1e9, group_bytes=5))
     assert [each.group_bytes for each in with_measured_groups(devices, [SLOW], "m")] == [1 << 18, GROUP_BYTES, 5]
     assert with_measured_groups(devices, [SLOW], "another") == devices
 
 
-def test_a_gpu_that_pytorch_cannot_use_is_named(local: Run, tmp_path: Path) -> None:
+def test_a_gpu_that_pytorch_cannot_use_is_named_in_the_error(local: Run, tmp_path: Path) -> None:
     if torch.backends.cuda.is_built():
         pytest.skip("this PyTorch can use GPUs")
     failed = local("elbow", "--data", str(tmp_path), "--device-kind", "cuda", exit_code=1)

@@ -174,7 +174,7 @@ def test_the_description_of_devices_cuts_nothing(width: int) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_wider_terminal_shows_more(name: str) -> None:
+def test_a_wider_terminal_shows_more_columns(name: str) -> None:
     titles = [{word for line in shown(name, width) for word in line.split() if word.isupper()} for width in (80, 2000)]
     assert titles[0] < titles[1]
 
@@ -210,7 +210,7 @@ def on_terminal(width: int, *arguments: str) -> list[str]:
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, env={**os.environ, "TERM": "xterm"}) as process:
         os.close(terminal)
         shown = b""
-        # The end of a terminal is an error.
+        # At the end of the output the terminal raises an error, and `_read` returns nothing.
         while piece := _read(screen):
             shown += piece
     os.close(screen)

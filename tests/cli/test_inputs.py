@@ -48,12 +48,12 @@ def document(text: str) -> io.BytesIO:
         ("text", "", [""]),
     ],
 )
-def test_literals(name: str, text: str, value: object) -> None:
+def test_a_literal_becomes_the_value_of_an_input(name: str, text: str, value: object) -> None:
     assert read(name, text) == value
 
 
 @pytest.mark.parametrize("text", ['["NaN", "-Infinity"]', "[NaN, -Infinity]"])
-def test_what_json_has_no_word_for(text: str, tmp_path: Path) -> None:
+def test_nan_and_infinities_are_read_with_and_without_quotes(text: str, tmp_path: Path) -> None:
     """With quotes as in the JSON of protocol buffers, without as Python writes them."""
     (tmp_path / "x.json").write_text(text)
     document_of = read_document(document(f'{{"x": {text}}}'), SPECS)
@@ -76,7 +76,7 @@ def test_a_value_of_full_depth_is_left_alone(value: list[list[float]]) -> None:
     assert read("x", repr(value)) == value
 
 
-def test_files(tmp_path: Path) -> None:
+def test_json_files_numpy_files_and_other_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[1, 2]")
     assert read("x", f"@{tmp_path}/x.json") == [[1, 2]]
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8")
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_array_is_refused(content: bytes, tmp_path: Path) -> N
     ("name", "text", "words"),
     [("y", "1", "unknown input 'y'; the inputs are x, text, scalar"), ("x", "abc", "is FP32, and 'abc' is not JSON")],
 )
-def test_what_does_not_fit(name: str, text: str, words: str) -> None:
+def test_an_unknown_input_and_text_for_numbers_are_refused(name: str, text: str, words: str) -> None:
     with pytest.raises(CallerError, match=words):
         read(name, text)
 
@@ -127,13 +127,13 @@ def test_a_long_value_that_is_no_json_is_refused_as_such() -> None:
         read("x", "[" + 300 * "1 ")
 
 
-def test_the_name_of_a_file_without_its_mark_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_the_name_of_a_file_without_an_at_sign_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "x.npy").write_bytes(b"")
     with pytest.raises(CallerError, match=f"write x=@{tmp_path}/x.npy"):
         read("x", f"{tmp_path}/x.npy")
 
 
-def test_files_that_do_not_fit(tmp_path: Path) -> None:
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b"\xff")
     with pytest.raises(CallerError, match="not JSON"):
         read("x", f"@{tmp_path}/x.json")
@@ -144,12 +144,12 @@ def test_files_that_do_not_fit(tmp_path: Path) -> None:
         read("x", f"@{tmp_path}/none.json")
 
 
-def test_an_input_given_twice() -> None:
+def test_an_input_given_twice_is_refused() -> None:
     with pytest.raises(CallerError, match="twice"):
         read_assignments([("scalar", "1"), ("scalar", "2")], SPECS)
 
 
-def test_documents_by_name() -> None:
+def test_a_document_of_values_by_name_is_read() -> None:
     assert read_document(document('{"x": [1, 2], "text": "a", "z": 1}'), SPECS) == {
         "x": [[1, 2]],
         "text": ["a"],
@@ -157,17 +157,17 @@ def test_documents_by_name() -> None:
     }
 
 
-def test_a_document_of_the_protocol() -> None:
+def test_a_document_with_a_request_of_the_open_inference_protocol_is_read() -> None:
     request = '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}]}'
     assert read_document(document(request), SPECS)["x"].tolist() == [[1, 2], [3, 4]]
 
 
-def test_a_function_whose_input_is_called_inputs() -> None:
+def test_a_document_for_an_input_called_inputs_is_read_by_name() -> None:
     specs = {"inputs": TensorSpec("inputs", "INT64", ("batch", 1))}
     assert read_document(document('{"inputs": [3]}'), specs) == {"inputs": [[3]]}
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")])
-def test_what_is_no_document(text: str) -> None:
+def test_a_file_that_is_not_a_json_object_is_refused(text: str) -> None:
     with pytest.raises(CallerError, match=r"request\.json"):
         read_document(document(text), SPECS)

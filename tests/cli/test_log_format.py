@@ -24,7 +24,7 @@ def preprocess(inputs, state):
 """
 
 
-def test_every_line_of_a_node_is_an_object(local: Run, workshop: Path, tmp_path: Path) -> None:
+def test_every_log_line_of_a_node_is_a_json_object(local: Run, workshop: Path, tmp_path: Path) -> None:
     (workshop / "speaks.py").write_text(PRINTS)
     memory = Path(tempfile.mkdtemp(prefix="overwinter-cli-tests-", dir="/dev/shm"))
     where = ["--port", "0", "--data", str(tmp_path / "data"), "--host-store", str(memory), "--no-profile-on-deploy"]
@@ -96,7 +96,7 @@ def test_why_a_node_fails_is_a_line_with_its_traceback(capsys: pytest.CaptureFix
     assert line["exception"].rstrip().endswith("ZeroDivisionError: so\n    +------------------------------------")
 
 
-def test_an_error_has_its_traceback_and_what_it_is_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_line_of_an_error_has_its_traceback_function_and_request(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("overwinter.tests")
     try:
         raise ValueError("two\nlines")

@@ -53,7 +53,7 @@ def test_the_output_of_a_function_is_not_shown_to_another_tenant(run: Run, talki
     assert "no function 'nothing'" in run("logs", "nothing", exit_code=1).stderr
 
 
-def test_a_function_that_prints_nothing(run: Run, scale: str) -> None:
+def test_logs_says_so_when_a_function_has_printed_nothing(run: Run, scale: str) -> None:
     silent = run("logs", scale)
     assert silent.stdout == ""
     assert NO_OUTPUT in silent.stderr

@@ -29,11 +29,11 @@ def test_every_command_has_help_and_json(local: Run) -> None:
         assert text == local(*name, "--help").stdout
 
 
-def test_version(local: Run) -> None:
+def test_the_version_is_printed(local: Run) -> None:
     assert local("--version").stdout.startswith("overwinter ")
 
 
-def test_help_needs_nothing_heavy() -> None:
+def test_help_imports_no_heavy_library() -> None:
     code = (
         "import sys\n"
         "from overwinter.cli.main import main\n"
@@ -47,7 +47,7 @@ def test_help_needs_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "0 []"
 
 
-def test_asking_a_node_imports_no_array_library(node: Serving) -> None:
+def test_asking_a_node_imports_neither_array_libraries_nor_a_server(node: Serving) -> None:
     code = (
         "import sys\n"
         "from overwinter.cli.main import main\n"
@@ -58,7 +58,7 @@ def test_asking_a_node_imports_no_array_library(node: Serving) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_no_node_there(local: Run) -> None:
+def test_a_command_without_a_node_fails_with_one_line(local: Run) -> None:
     failed = local("ps", "--url", "http://127.0.0.1:1", exit_code=1)
     assert failed.stderr.startswith("error: ")
     assert "127.0.0.1:1" in failed.stderr
@@ -85,7 +85,7 @@ def test_no_node_there(local: Run) -> None:
         ["deploy", "x:y", "--name", "x", "--asset", "words=words.txt", "--task", "text-classification"],
     ],
 )
-def test_wrong_calls(local: Run, arguments: list[str]) -> None:
+def test_wrong_usage_ends_with_exit_code_2(local: Run, arguments: list[str]) -> None:
     failed = local(*arguments, exit_code=2)
     assert "Error: " in failed.stderr
     assert failed.stdout == ""
@@ -109,7 +109,9 @@ def test_wrong_calls(local: Run, arguments: list[str]) -> None:
         (click.Abort(), 130, "\ninterrupted\n"),
     ],
 )
-def test_how_a_command_ends(raised: BaseException, exit_code: int, words: str) -> None:
+def test_an_error_determines_the_exit_code_and_the_text_of_a_command(
+    raised: BaseException, exit_code: int, words: str
+) -> None:
     result = CliRunner().invoke(raising(raised), ["command"])
     assert (result.exit_code, result.stderr) == (exit_code, words)
 

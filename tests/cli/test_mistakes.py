@@ -82,14 +82,16 @@ def mistakes(workshop: Path) -> str:
         ("even", ["2*half", "'pixels'", "write a name"]),
     ],
 )
-def test_a_model_that_is_given_wrongly(run: Run, mistakes: str, made: str, words: list[str]) -> None:
+def test_a_model_that_is_given_wrongly_is_refused_in_one_line_with_the_remedy(
+    run: Run, mistakes: str, made: str, words: list[str]
+) -> None:
     result = run("deploy", f"{mistakes}:{made}", "--name", "never", exit_code=1).stderr
     assert result.startswith("error: ")
     assert len(result.splitlines()) == 1
     assert [word for word in words if word not in result] == []
 
 
-def test_what_is_written_in_place_of_an_even_size_works(run: Run, mistakes: str) -> None:
+def test_a_name_written_in_place_of_an_even_size_works(run: Run, mistakes: str) -> None:
     run("deploy", f"{mistakes}:even_named", "--name", "even")
     assert "rows" in run("infer", "even", "-i", f"pixels={[[1, 1]] * 5}", exit_code=1).stderr
     assert "[[2, 2], [2, 2], [2, 2]]" in run("infer", "even", "-i", f"pixels={[[1, 1]] * 6}").stdout
@@ -101,7 +103,9 @@ def overwinter(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=at, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
-def test_an_example_of_the_wrong_shape(node: Serving, workshop: Path, mistakes: str) -> None:
+def test_an_example_of_the_wrong_shape_is_reported_with_the_line_of_the_model(
+    node: Serving, workshop: Path, mistakes: str
+) -> None:
     made = overwinter("deploy", f"{mistakes}:ill_shaped", "--name", "never", "--url", node.url, at=workshop)
     assert made.returncode == 1
     assert len(made.stderr.splitlines()) == 1
@@ -109,7 +113,7 @@ def test_an_example_of_the_wrong_shape(node: Serving, workshop: Path, mistakes: 
     assert "cli_mistakes.py:11" in made.stderr
 
 
-def test_a_removal_without_a_terminal(node: Serving, workshop: Path, scale: str) -> None:
+def test_a_removal_without_a_terminal_needs_the_option_yes(node: Serving, workshop: Path, scale: str) -> None:
     made = overwinter("rm", scale, "--url", node.url, at=workshop)
     assert made.returncode == 2
     assert scale in made.stderr
@@ -118,7 +122,9 @@ def test_a_removal_without_a_terminal(node: Serving, workshop: Path, scale: str)
 
 
 @pytest.mark.parametrize("arguments", [("cli_scale:model", "--name", "f", "--handler", "bad.py"), ("bad.toml",)])
-def test_a_file_that_is_no_text(node: Serving, local: Run, workshop: Path, arguments: tuple[str, ...]) -> None:
+def test_a_file_that_is_not_text_is_refused(
+    node: Serving, local: Run, workshop: Path, arguments: tuple[str, ...]
+) -> None:
     for name in ("bad.py", "bad.toml"):
         (workshop / name).write_bytes(b"\xff\xfe")
     result = local("deploy", *arguments, "--url", node.url, exit_code=1).stderr
@@ -126,13 +132,13 @@ def test_a_file_that_is_no_text(node: Serving, local: Run, workshop: Path, argum
     assert "UTF-8" in result
 
 
-def test_a_bandwidth_of_zero(local: Run, tmp_path: Path) -> None:
+def test_a_bandwidth_of_zero_is_refused(local: Run, tmp_path: Path) -> None:
     assert (
         "--device-bandwidth" in local("elbow", "--data", str(tmp_path), "--device-bandwidth", "0", exit_code=2).stderr
     )
 
 
-def test_a_measurement_without_a_node(local: Run) -> None:
+def test_a_measurement_without_a_node_fails_with_the_remedy(local: Run) -> None:
     for more in ([], ["--known"]):
         result = local("profile", "f", *more, "--url", "http://127.0.0.1:1", exit_code=1).stderr
         assert result.startswith("error: no node answers at http://127.0.0.1:1")
@@ -141,7 +147,9 @@ def test_a_measurement_without_a_node(local: Run) -> None:
 
 
 @pytest.mark.parametrize(("kind", "file"), [("minute-counts", "a.npy"), ("timestamps", "a.csv")])
-def test_a_simulation_without_its_traces(local: Run, tmp_path: Path, kind: str, file: str) -> None:
+def test_a_simulation_without_its_traces_fails_with_the_remedy(
+    local: Run, tmp_path: Path, kind: str, file: str
+) -> None:
     workload = f'workload = {{ kind = "{kind}", path = "recorded/{file}" }}'
     (tmp_path / "s.toml").write_text(
         'duration_s = 5\n[[functions]]\nname = "f"\nblocks = [{ mib = 1 }]\nlatency_ms = { 1 = 20 }\n'

@@ -20,12 +20,12 @@ from overwinter.cli.options import assignment, byte_size, function_version, id_o
         ("4194304TiB", 1 << 62),
     ],
 )
-def test_sizes(text: str, nbytes: int) -> None:
+def test_a_size_is_parsed_to_bytes(text: str, nbytes: int) -> None:
     assert byte_size(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1XB", "1 2", "1e3", "nan", "8388608TiB", "9" * 400])
-def test_what_is_no_size(text: str) -> None:
+def test_what_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a size"):
         byte_size(text)
 
@@ -46,7 +46,7 @@ def test_a_size_as_text_is_that_size_but_for_rounding(nbytes: int) -> None:
         (1 << 51, "2048.0 TiB"),
     ],
 )
-def test_size_texts(nbytes: int, text: str) -> None:
+def test_a_size_is_formatted_in_the_largest_binary_unit_that_fits(nbytes: int, text: str) -> None:
     assert size_text(nbytes) == text
 
 
@@ -56,12 +56,12 @@ def test_a_function_is_read_as_it_is_written(name: str, version: int | None) -> 
 
 
 @pytest.mark.parametrize("text", ["name@", "name@x", "name@1.0", "name@-1", "a@b@1", "name@²"])
-def test_what_is_no_version(text: str) -> None:
+def test_what_is_not_a_version_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="whole number"):
         function_version(text)
 
 
-def test_assignments() -> None:
+def test_an_assignment_needs_a_name_and_an_equals_sign() -> None:
     assert assignment("name=a=b") == ("name", "a=b")
     assert assignment("name=") == ("name", "")
     for text in ("name", "=value"):

@@ -32,7 +32,7 @@ def twice(run: Run, scale: str, workshop: Path) -> str:
     return "twice.toml"
 
 
-def test_a_pipeline_comes_and_goes(run: Run, twice: str) -> None:
+def test_a_pipeline_is_deployed_called_listed_shown_and_removed(run: Run, twice: str) -> None:
     said = run("deploy", twice).stdout
     version = said.partition(":")[0].partition("@")[2]
     assert said == f"twice@{version}: a pipeline of 2 stages\n"
@@ -52,7 +52,7 @@ def test_a_pipeline_comes_and_goes(run: Run, twice: str) -> None:
     run("rm", "scale", "--yes")
 
 
-def test_what_cannot_be_deployed(run: Run, twice: str, workshop: Path) -> None:
+def test_a_pipeline_that_cannot_be_deployed_is_refused_with_the_reason(run: Run, twice: str, workshop: Path) -> None:
     failed = run("deploy", twice, "--name", "other", exit_code=2)
     assert "leave out the options for functions" in failed.stderr
     assert "Missing option '--name'" in run("deploy", "cli_scale:model", exit_code=2).stderr

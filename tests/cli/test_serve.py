@@ -39,7 +39,7 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     assert names == fields - {"scheduler", "requests"} | of_devices | {"devices_per_switch"}
 
 
-def test_the_defaults_are_the_configuration_s_own() -> None:
+def test_the_defaults_of_the_options_are_those_of_the_configuration() -> None:
     assert config("--data", "/srv/data") == NodeConfig(data="/srv/data")
 
 
@@ -79,7 +79,7 @@ def test_options_reach_the_configuration(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_devices_are_alike() -> None:
+def test_options_of_devices_apply_to_each_device() -> None:
     devices = config(
         *("--devices", "2", "--device-memory", "256MiB"),
         *("--device-activations", "64MiB", "--device-bandwidth", "1GB"),
@@ -103,7 +103,7 @@ def test_devices_are_alike() -> None:
         ("--device-peer-bandwidth", "50GB"),
     ],
 )
-def test_options_of_devices_are_refused_where_there_are_none(option: str, value: str) -> None:
+def test_options_of_devices_are_refused_without_devices(option: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"^{option} .*--devices"):
         config(option, value)
     with pytest.raises(ValueError, match=f"^{option} .*--devices"):
@@ -160,7 +160,7 @@ def test_a_node_may_fork_nothing_ahead() -> None:
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
      ("10.0.0.1", False), ("example.org", False)],
 )  # fmt: skip
-def test_loopback(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
@@ -171,13 +171,13 @@ def test_the_variable_of_a_kubernetes_service_is_not_a_port(monkeypatch: pytest.
             assert context.params["port"] == port
 
 
-def test_an_address_of_another_machine(local: Run, tmp_path: Path) -> None:
+def test_an_address_of_another_machine_is_an_error_of_the_option_host(local: Run, tmp_path: Path) -> None:
     failed = local("serve", "--host", "192.0.2.1", "--insecure", "--data", str(tmp_path / "data"), exit_code=1)
     assert "--host" in failed.stderr
     assert "--port" not in failed.stderr
 
 
-def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused_with_the_remedy(local: Run, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         failed = local("serve", "--port", str(port), "--data", str(tmp_path / "data"), exit_code=1)
@@ -188,7 +188,7 @@ def test_a_port_that_is_taken(local: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_node_listens_on_other_addresses_with_tokens_or_an_option(local: Run, tmp_path: Path) -> None:
+def test_a_node_listens_on_other_addresses_only_with_tokens_or_an_option(local: Run, tmp_path: Path) -> None:
     # The port is taken.
     with socket.create_server(("0.0.0.0", 0)) as taken:
         where = ("serve", "--host", "0.0.0.0", "--port", str(taken.getsockname()[1]), "--data", str(tmp_path))
@@ -205,7 +205,7 @@ def test_a_node_listens_on_other_addresses_with_tokens_or_an_option(local: Run, 
         assert local(*where, exit_code=1).stderr.startswith("error: cannot listen on 0.0.0.0")
 
 
-def test_the_port_file_and_a_second_node_on_the_same_data(local: Run, tmp_path: Path) -> None:
+def test_a_node_writes_its_port_file_and_a_second_node_on_the_same_data_is_refused(local: Run, tmp_path: Path) -> None:
     port_file, journal = tmp_path / "port", tmp_path / "journal"
     with serving(tmp_path / "data", "--port-file", str(port_file), "--journal", str(journal)) as node:
         assert port_file.read_text() == f"{node.port}\n"

@@ -28,7 +28,7 @@ def scenario(tmp_path, monkeypatch):
     return "s.toml"
 
 
-def test_a_table_and_a_report(local: Run, scenario, tmp_path) -> None:
+def test_a_simulation_prints_a_table_and_writes_a_report(local: Run, scenario, tmp_path) -> None:
     done = local("simulate", scenario, "--no-figures")
     assert "f-0000" in done.stdout
     assert "total" in done.stdout
@@ -51,7 +51,7 @@ def test_figures_need_matplotlib(local: Run, scenario, monkeypatch) -> None:
     assert "--no-figures" in failed.stderr
 
 
-def test_the_seed_decides_and_the_journal_is_written(local: Run, scenario, tmp_path) -> None:
+def test_the_seed_determines_the_journal_that_is_written(local: Run, scenario, tmp_path) -> None:
     journals = []
     for seed, name in (("1", "a"), ("1", "b"), ("2", "c")):
         local("simulate", scenario, "--no-figures", "--seed", seed, "--seconds", "5", "--journal", name, "--json")
@@ -61,7 +61,7 @@ def test_the_seed_decides_and_the_journal_is_written(local: Run, scenario, tmp_p
         assert sum(1 for _ in read_journal(file)[1]) > 20
 
 
-def test_invariants_are_checked_on_request_and_change_nothing(local: Run, scenario, monkeypatch, tmp_path) -> None:
+def test_checks_of_invariants_run_on_request_and_change_nothing(local: Run, scenario, monkeypatch, tmp_path) -> None:
     def check(cycle) -> None:
         raise AssertionError("too many cores")
 
@@ -77,7 +77,7 @@ def test_invariants_are_checked_on_request_and_change_nothing(local: Run, scenar
     assert "--check" in both.stderr
 
 
-def test_capacity_is_one_command(local: Run, scenario) -> None:
+def test_one_command_finds_the_capacity(local: Run, scenario) -> None:
     done = local("simulate", scenario, "--no-figures", "--seconds", "10", "--capacity", "0.9", "--json")
     found = json.loads(done.stdout)
     assert found["copies"] >= 2
@@ -95,7 +95,7 @@ def test_a_wrong_scenario_is_reported_with_its_file_and_key(local: Run, scenario
     assert "coers" in failed.stderr
 
 
-def test_a_trace_that_is_not_there_is_named(local: Run, scenario, tmp_path) -> None:
+def test_a_trace_that_is_not_there_is_named_in_the_error(local: Run, scenario, tmp_path) -> None:
     text = SCENARIO.replace('kind = "poisson", rate = 4', 'kind = "minute-counts", path = "none.npy"')
     (tmp_path / "s.toml").write_text(text)
     failed = local("simulate", scenario, "--no-figures", exit_code=1)

@@ -15,7 +15,7 @@ def _own_path(local: Run) -> None:
     """Restore Python's search path after each test."""
 
 
-def test_a_callable_with_and_without_dynamic_sizes(workshop: Path) -> None:
+def test_a_callable_is_opened_with_or_without_dynamic_sizes(workshop: Path) -> None:
     opened = open_source("cli_scale:model", workshop)
     assert isinstance(opened, Opened)
     assert opened.dynamic is None
@@ -50,13 +50,15 @@ def test_files_and_directories_are_not_opened_yet(tmp_path: Path) -> None:
         ("cli_scale:wrong", AuthorError, "it returned Scale"),
     ],
 )
-def test_what_is_no_source(workshop: Path, source: str, kind: type[OverwinterError], words: str) -> None:
+def test_what_is_not_a_source_is_refused_in_one_line(
+    workshop: Path, source: str, kind: type[OverwinterError], words: str
+) -> None:
     with pytest.raises(kind, match=words) as caught:
         open_source(source, workshop)
     assert "\n" not in str(caught.value)
 
 
-def test_a_task_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
+def test_a_task_for_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match=f"there is no directory {tmp_path}/none"):
         open_source("none", tmp_path, "text-classification")
 
@@ -70,7 +72,7 @@ def test_a_task_of_a_directory_that_is_not_there(tmp_path: Path) -> None:
         ("1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*:1\)"),
     ],
 )
-def test_a_module_that_fails(tmp_path: Path, code: str, words: str) -> None:
+def test_a_module_that_cannot_be_imported_is_an_error_of_its_author(tmp_path: Path, code: str, words: str) -> None:
     (tmp_path / "cli_broken.py").write_text(code)
     with pytest.raises(AuthorError, match=words):
         open_source("cli_broken:model", tmp_path)

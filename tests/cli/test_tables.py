@@ -24,11 +24,11 @@ from overwinter.cli.tables import (
     ("seconds", "text"),
     [(-3, "0 s ago"), (59.4, "59 s ago"), (60, "1 min ago"), (7199, "1 h ago"), (86400 * 3.5, "3 d ago")],
 )
-def test_ages(seconds: float, text: str) -> None:
+def test_an_age_is_formatted_in_the_largest_unit_that_fits(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
 
 
-def test_slos() -> None:
+def test_an_slo_is_formatted_in_milliseconds() -> None:
     assert (slo_text(None), slo_text(80.0), slo_text(0.5)) == ("-", "80 ms", "0.5 ms")
 
 
@@ -42,7 +42,7 @@ def test_short_lists_are_whole_and_long_ones_are_cut_in_the_middle() -> None:
 
 
 @given(st.recursive(st.floats(), lambda inner: st.lists(inner, max_size=30), max_leaves=40))
-def test_a_level_never_shows_more_than_its_ends(value: object) -> None:
+def test_a_list_at_any_level_never_shows_more_than_its_ends(value: object) -> None:
     text = short_text(value)
     assert text.count("[") == text.count("]")
     if isinstance(value, list) and not any(isinstance(item, list) for item in value):

@@ -15,7 +15,7 @@ def weather(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_deploy_for_a_task_and_ask(run: Run, weather: str, tmp_path: Path) -> None:
+def test_a_function_for_a_task_is_deployed_and_called(run: Run, weather: str, tmp_path: Path) -> None:
     run("deploy", weather, "--name", "weather", "--task", "text-classification", "--option", "top_k=2")
     answer = json.loads(run("infer", "weather", "-i", "text=it works well", "--json").stdout)
     labels, scores = (output["data"] for output in answer["outputs"])
@@ -24,7 +24,7 @@ def test_deploy_for_a_task_and_ask(run: Run, weather: str, tmp_path: Path) -> No
     assert scores[0] == sorted(scores[0], reverse=True)
 
 
-def test_picture_goes_in_as_a_file(run: Run, tmp_path: Path) -> None:
+def test_a_picture_goes_in_as_a_file(run: Run, tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (50, 40), "navy").save(tmp_path / "sky.jpg")
@@ -33,7 +33,7 @@ def test_picture_goes_in_as_a_file(run: Run, tmp_path: Path) -> None:
     assert any(label in shown for label in WEATHER.values())
 
 
-def test_unknown_size_is_refused(run: Run, weather: str) -> None:
+def test_an_unknown_size_is_refused(run: Run, weather: str) -> None:
     wrong = run("deploy", weather, "--name", "wrong", "--option", "samples=5", exit_code=1)
     assert "has no size 'samples'" in wrong.stderr
 

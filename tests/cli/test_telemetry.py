@@ -66,7 +66,7 @@ def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
     assert "98.5%" in row
 
 
-def test_an_explanation_tells_why() -> None:
+def test_an_explanation_tells_the_state_the_profile_the_tiers_and_the_decisions() -> None:
     shown = text(*explained_tables(EXPLAINED))
     assert "10% of the requests that name no version (as promoted or split); 7 answered, 1 refused" in " ".join(
         shown.split()

@@ -53,7 +53,7 @@ def test_a_token_is_revoked_by_its_id_alone(local: Run, data: Path) -> None:
     ]
 
 
-def test_a_tenant_is_bounded(local: Run, data: Path) -> None:
+def test_the_quota_of_a_tenant_is_set_listed_and_removed(local: Run, data: Path) -> None:
     local("token", "create", "--tenant", "acme", "--scope", "infer")
     local("token", "limit", "acme", "--functions", "3", "--bytes", "8GiB", "--requests-per-s", "50")
     assert json.loads(local("token", "list", "--json").output)["quotas"] == {
@@ -76,7 +76,7 @@ def test_a_tenant_is_bounded(local: Run, data: Path) -> None:
         (("limit", "acme", "--requests-per-s", "0"), 2),
     ],
 )
-def test_what_makes_no_sense_changes_nothing(local: Run, data: Path, arguments: tuple[str, ...], code: int) -> None:
+def test_an_invalid_command_changes_nothing(local: Run, data: Path, arguments: tuple[str, ...], code: int) -> None:
     local("token", *arguments, exit_code=code)
     assert not (data / FILE).exists()
 

@@ -18,7 +18,7 @@ def shown(run: Run, name: str) -> dict[int, tuple[int, bool]]:
     return {each["version"]: (each["traffic"], each["promoted"]) for each in listed if each["name"] == name}
 
 
-def test_a_rollback_a_split_and_the_newest_again(run: Run) -> None:
+def test_requests_can_be_rolled_back_split_and_given_to_the_newest_version_again(run: Run) -> None:
     deploy_twice(run, two := "two")
     assert "two@1" in run("promote", f"{two}@1").output
     assert shown(run, two) == {1: (100, True), 2: (0, True)}

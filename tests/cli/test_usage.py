@@ -1,4 +1,4 @@
-"""A function that is not called is not billed for its trial."""
+"""A function that is not called is not billed for its trial, and a node without devices says so."""
 
 import json
 import time
