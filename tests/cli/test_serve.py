@@ -24,7 +24,7 @@ from tests.cli.conftest import Run, Serving, serving
 
 
 def config(*arguments: str) -> NodeConfig:
-    # The command keeps the names of its help option from the first context, so they are those of `overwinter`.
+    # The command keeps the names of its help option from its first context, so pass the names that `overwinter` uses.
     values = serve.make_context("serve", [*arguments], help_option_names=["-h", "--help"]).params
     for name in ("port_file", "as_json", "insecure", "log_format"):
         del values[name]

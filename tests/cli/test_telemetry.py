@@ -54,7 +54,7 @@ def text(*what: object, width: int = 300) -> str:
     return captured.get()
 
 
-def test_activity_shows_as_many_functions_as_there_is_room_for() -> None:
+def test_activity_shows_as_many_functions_as_requested_and_counts_the_others() -> None:
     shown = text(activity_table(ACTIVITY, 2))
     assert "cores in use: 2 of 4   workers: 1 idle   requests: 2 running, 3 waiting   versions: 3" in shown
     assert "host store 2.0 KiB   private memory of workers 1.0 MiB of 1.0 GiB" in shown

@@ -50,7 +50,7 @@ def test_a_block_gives_back_what_it_was_built_from(weights, seed):
 
 
 @given(small_weights, st.integers(0, 9))
-def test_the_name_of_a_block_is_the_hash_of_its_file(weights, seed):
+def test_the_address_of_a_block_is_the_hash_of_its_file(weights, seed):
     tensors = values(weights, seed)
     for plan in pack(weights):
         data = build_block(plan, tensors)

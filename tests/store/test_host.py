@@ -388,7 +388,7 @@ def test_an_interrupted_load_leaves_no_partial_block_and_the_next_load_continues
     blobs = stored(repository, 3, nbytes=CHUNK_BYTES + 1)
     pauses = iter([None] * 3)
     with pytest.raises(StopIteration):
-        # Each block has two chunks: the second block is given up.
+        # Each block has two chunks, so the load ends within the second block.
         host.load(blobs, lambda: next(pauses))
     assert names(host) == {blobs[0].address}
     assert not host.is_copying

@@ -50,7 +50,7 @@ def test_pieces_of_a_block_follow_each_other_and_fill_it(weights):
 
 
 @given(weights_of_bytes)
-def test_large_weights_are_alone_and_packs_are_bounded(weights):
+def test_large_weights_are_alone_in_their_blocks_and_packs_are_bounded(weights):
     for plan in pack(weights):
         if any(piece.nbytes >= LARGE_BYTES for piece in plan.pieces):
             assert len(plan.pieces) == 1

@@ -32,7 +32,7 @@ def test_a_draft_that_is_not_sealed_leaves_nothing(tmp_path):
     assert not list(below(tmp_path))
 
 
-def test_a_file_never_gets_another_name_than_its_digest(tmp_path):
+def test_a_file_never_gets_a_name_other_than_its_digest(tmp_path):
     with Draft(tmp_path, address_of(b"something else")) as draft:
         draft.write(DATA)
         draft.seal(tmp_path, durable=False)

@@ -25,7 +25,7 @@ def traffic(catalog):
     return StoredTraffic(catalog.file)
 
 
-def test_shares_are_there_again_after_a_restart(tmp_path, catalog, traffic):
+def test_shares_survive_a_restart_and_can_be_removed(tmp_path, catalog, traffic):
     traffic.put(F, (Share(1, 90), Share(2, 10)))
     traffic.put(F, (Share(3, 100),))
     again = Catalog(tmp_path / "catalog.sqlite")

@@ -370,7 +370,7 @@ class Untimed(NullProgram):
         return super()._run(weights, inputs, wait)
 
 
-def test_a_null_device_takes_the_times_that_it_learned_last(stack, monkeypatch):
+def test_runs_of_a_null_device_take_the_times_that_it_learned_last(stack, monkeypatch):
     channel, theirs, slot = ends(stack)
     allocator = PartitionedAllocator(8 * PARTITION_BYTES, PARTITION_BYTES)
     device = stack.enter_context(closing(NullDevice("a", allocator)))

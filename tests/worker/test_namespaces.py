@@ -92,7 +92,7 @@ def seen(tmp_path_factory):
     return found
 
 
-def test_no_files_but_those_named_can_be_seen_and_none_can_be_written(seen):
+def test_only_the_given_files_can_be_seen_and_no_file_can_be_created(seen):
     assert seen["missing"] == []
     assert {"home", "tmp", "var"}.isdisjoint({name for name in seen["root"] if not sys.prefix.startswith(f"/{name}/")})
     assert (seen["passwd"], seen["outside"]) == ("FileNotFoundError", "FileNotFoundError")

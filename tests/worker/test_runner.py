@@ -114,7 +114,7 @@ def test_errors_say_which_tensor_or_type_a_handler_must_return_or_returned():
 
 
 @pytest.mark.parametrize("inputs", ["{}", "{'ids': inputs['ids'].float()}", "{'ids': inputs['ids'][0]}"])
-def test_inputs_that_a_handler_makes_wrongly_are_its_own_fault(inputs):
+def test_inputs_that_a_handler_makes_wrongly_are_the_fault_of_the_handler(inputs):
     made, _ = runner(f"def preprocess(inputs, state): return {inputs} if inputs['ids'][0, 0] == 7 else inputs")
     good, bad, long = made.answer([ids([1, 2]), ids([7, 2]), {"ids": torch.zeros(2000, 2, dtype=torch.int64)}])
     assert torch.allclose(good["sum"], expected(ids([1, 2])))

@@ -99,12 +99,12 @@ def asked(family: Family, *own: int) -> list:
     return [(members[at % 3], each) for at, each in enumerate(rows)]
 
 
-def test_functions_that_differ_in_any_weight_share_the_rest_and_get_what_they_get_alone(mixed):
+def test_functions_that_differ_in_any_weight_share_the_rest_and_get_the_results_of_separate_runs(mixed):
     for number, weight in enumerate(mixed.program.weights):
         assert mixed.is_together(asked(mixed, number)), f"not with another {weight.name}"
 
 
-def test_functions_that_differ_in_several_weights_share_what_is_between_them(mixed):
+def test_functions_that_differ_in_several_weights_share_the_calls_between_these_weights(mixed):
     names = {weight.name: number for number, weight in enumerate(mixed.program.weights)}
     for own in (["head.weight", "head.bias"], ["table.weight", "head.bias"], ["token", "norm.bias", "turned"]):
         assert mixed.is_together(asked(mixed, *(names[name] for name in own)))
