@@ -106,7 +106,7 @@ def test_a_load_killed_in_the_middle_leaves_no_block(memory, repository, start):
     root = memory / "host"
     child = start(LOAD, root, BLOB.address, BLOB.nbytes)
     child.stdin.write(HALF)
-    child.stdin.flush()  # a pipe holds 64 KiB: all else has been read, and all chunks but the last written
+    child.stdin.flush()  # a pipe holds 64 KiB: all else has been read, and written except for the last chunk
     (draft,) = below(root)
     assert draft.name != BLOB.address
     assert draft.stat().st_size > 0
