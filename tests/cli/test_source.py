@@ -42,7 +42,7 @@ def test_files_and_directories_are_not_opened_yet(tmp_path: Path) -> None:
         ("cli_scale.py", CallerError, "write cli_scale:CALLABLE"),
         ("../cli_scale.py", CallerError, "of a pipeline$"),
         ("cli_scale:missing", CallerError, "cli_scale has no 'missing'"),
-        ("cli_scale:answer", CallerError, "is a int, not a function"),
+        ("cli_scale:answer", CallerError, "is of type int, not a function"),
         ("cli_scale", CallerError, "neither module:callable"),
         (":", CallerError, "neither module:callable"),
         ("none.pt2", CallerError, "there is no file"),

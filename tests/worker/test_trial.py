@@ -126,7 +126,7 @@ def test_the_sample_that_failed_is_named_by_its_number(prepared):
         ("def preprocess(inputs):\n    return inputs\n", r"preprocess\(inputs, state\).*too many"),
         ("def preprocess(inputs, state, more):\n    return inputs\n", "missing a required argument: 'more'"),
         ("def postprocess(outputs, state):\n    return outputs\n", r"postprocess\(outputs, inputs, state\)"),
-        ("preprocess = 3\n", "preprocess is a int"),
+        ("preprocess = 3\n", "preprocess is of type int"),
         ("def read_asset(data):\n    return data\n", r"read_asset\(name, data\)"),
     ],
 )

@@ -82,7 +82,7 @@ def _found(module: str, name: str, directory: Path) -> Callable[[], Any]:
     except Exception as error:  # a property or a function `__getattr__` of the author may raise anything
         raise AuthorError(f"{module}:{name} cannot be read: {_words(error)}{_line(error)}") from error
     if not callable(value):
-        raise CallerError(f"{module}:{name} is a {type(value).__name__}, not a function that returns {RETURNS}")
+        raise CallerError(f"{module}:{name} is of type {type(value).__name__}, not a function that returns {RETURNS}")
     return value  # type: ignore[no-any-return]
 
 

@@ -102,7 +102,7 @@ def _leaves(bound: BoundArguments) -> list[tuple[str, Any]]:
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise ProgramError(
-                f"example input {name!r} is a {kind}; inputs must be tensors; wrap the model in a "
+                f"example input {name!r} is of type {kind}; inputs must be tensors; wrap the model in a "
                 "module that sets its other arguments"
             )
         if value.layout is not torch.strided or value.is_nested or value.is_meta:
@@ -119,7 +119,8 @@ def _check_form(dynamic: object, inputs: Sequence[str]) -> None:
         return
     if not isinstance(dynamic, Mapping):
         raise ProgramError(
-            f"dynamic is a {type(dynamic).__name__}; it takes inputs by name, as {{{inputs[0]!r}: {{0: 'batch'}}}}"
+            f"dynamic is of type {type(dynamic).__name__}; it takes inputs by name, as "
+            f"{{{inputs[0]!r}: {{0: 'batch'}}}}"
         )
     for name, dims in dynamic.items():
         if name not in inputs:

@@ -31,8 +31,8 @@ def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tens
 
 
 def identity(tensor: torch.Tensor, name: str) -> object:
-    """Return a key that is equal for two names of one tensor, unless the tensor is empty."""
-    if not tensor.numel():
+    """Return a key that is equal for two names of one tensor, unless the tensor is empty or sparse."""
+    if tensor.layout is not torch.strided or not tensor.numel():
         return name
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
 

@@ -187,7 +187,7 @@ def _described(step: str) -> Iterator[None]:
 def _tensor(name: str, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         kind = type(value).__name__
-        raise HandlerError(f"preprocess must return a torch.Tensor for each program input; {name!r} is a {kind}")
+        raise HandlerError(f"preprocess must return a torch.Tensor for each program input; {name!r} is of type {kind}")
     return plain(name, value)
 
 
@@ -200,7 +200,7 @@ def _step(module: ModuleType, name: str, arguments: tuple[str, ...]) -> Step | N
         return None
     called = f"{name}({', '.join(arguments)})"
     if not callable(step):
-        raise HandlerError(f"the handler's {name} is a {type(step).__name__}; it must be a function {called}")
+        raise HandlerError(f"the handler's {name} is of type {type(step).__name__}; it must be a function {called}")
     try:
         inspect.signature(step).bind(*arguments)
     except TypeError as error:

@@ -45,7 +45,7 @@ def plain(name: str, value: torch.Tensor) -> torch.Tensor:
     because others may report anything about themselves.
     """
     if type(value) not in _PLAIN:
-        raise HandlerError(f"{name!r} is a {type(value).__name__}: give value.as_subclass(torch.Tensor)")
+        raise HandlerError(f"{name!r} is of type {type(value).__name__}: give value.as_subclass(torch.Tensor)")
     if value.is_cpu and value.layout is torch.strided and not (value.is_nested or value.is_quantized):
         return value.detach()
     kind = next((word for word, is_kind in _KINDS if is_kind(value)), "on another device")
