@@ -50,7 +50,7 @@ def size_text(nbytes: float) -> str:
         return f"{nbytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         nbytes /= 1024
-        if nbytes < 1024:
+        if round(nbytes, 1) < 1024:
             return f"{nbytes:.1f} {unit}"
     return f"{nbytes / 1024:.1f} TiB"
 
