@@ -34,7 +34,7 @@ class Activations:
 
     def learn(self, measured: Mapping[int, int]) -> None:
         """Correct the factor for scratch memory. `measured`: a worker's private memory by the number of requests in a
-        run, each with the smallest batch and otherwise the sizes of the example, as a profile has it.
+        run, each with the sizes of the example, as a profile has it.
         """
         if len(measured) > 1 and BATCH in self._program.dimensions:
             few, many = min(measured), max(measured)

@@ -60,7 +60,7 @@ class NullProgram(DeviceProgram):
         clock: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`run_s`: the seconds of a run by its number of requests of minimal size; it has at least one entry."""
+        """`run_s`: the seconds of a run by its number of requests of the example's sizes; it has at least one entry."""
         super().__init__(program, torch.device("cpu"))
         self.run = self.run_waiting = self._run
         self._compiled = compile_program(program, checks_values=False)

@@ -44,12 +44,14 @@ class DisturbedError(Exception):
 
 
 def least_rows(program: Program) -> int:
-    """Return the rows of the smallest request that the program accepts with the other sizes of its example."""
+    """Return the rows of a request with the sizes of the example: the smallest batch, or that of the author's example
+    if the program's conditions refuse the smallest.
+    """
     return max(1, program.example.get(BATCH, 1))
 
 
 def batch_limit(program: Program) -> int:
-    """Return the most requests of minimal size in one run; 1 for a program whose requests cannot share a run."""
+    """Return the most requests of the example's sizes in one run; 1 for a program whose requests cannot share a run."""
     if program.batching_obstacle:
         return 1
     accepted, allowed = program.dimensions[BATCH][1] // least_rows(program), int(SETTINGS_BOUNDS["max_batch"].most)

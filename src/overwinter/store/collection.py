@@ -129,7 +129,9 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def _is_older(entry: os.DirEntry[str], time: float) -> bool:
-    """Whether the file was last written before `time`; False if it is gone: uploads remove their drafts meanwhile."""
+    """Whether the file was last written at `time` or before; False if it is gone, because uploads remove their drafts
+    meanwhile.
+    """
     with suppress(FileNotFoundError):
         return entry.stat(follow_symlinks=False).st_mtime <= time
     return False
