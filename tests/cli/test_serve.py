@@ -108,7 +108,8 @@ def test_options_of_devices_are_refused_without_devices(option: str, value: str)
         config(option, value)
     with pytest.raises(ValueError, match=f"^{option} .*--devices"):
         config("--devices", "0", option, value)
-    assert len(config("--devices", "2", option, value).scheduler.devices) == 2 or value == "50GB"
+    switches = ("--devices-per-switch", "2") if option == "--device-peer-bandwidth" else ()
+    assert len(config("--devices", "2", *switches, option, value).scheduler.devices) == 2
 
 
 def test_devices_share_switches_and_copy_from_each_other() -> None:
@@ -149,10 +150,6 @@ def test_a_gpu_that_the_machine_lacks_is_refused(local: Run, tmp_path: Path) -> 
     failed = local(*where, "--devices", str(count + 1), "--device-kind", "cuda", exit_code=1)
     lacking = "CUDA" if version("torch").endswith("+cpu") else f"cuda:{count}"
     assert lacking in failed.stderr
-
-
-def test_a_node_may_fork_nothing_ahead() -> None:
-    assert config("--data", "/srv/data", "--workers-ahead", "0").scheduler.workers_ahead == 0
 
 
 @pytest.mark.parametrize(

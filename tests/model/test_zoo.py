@@ -98,7 +98,7 @@ def test_the_seed_decides_the_weights_and_the_inputs(name):
     assert not torch.equal(next(first.module.parameters()), next(other.module.parameters()))
 
 
-@pytest.mark.parametrize("name", zoo.NAMES)
+@pytest.mark.parametrize("name", [*PARAMETERS, *MEGABYTES])
 def test_full_size_is_the_published_one(name):
     with torch.device("meta"):
         module = zoo.RECIPES[name].module(False)

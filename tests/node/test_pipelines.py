@@ -260,7 +260,10 @@ def test_a_failure_and_an_answer_in_one_loop_iteration_start_no_further_stage(fu
 
         return work
 
+    started = []
+
     async def never(inputs):
+        started.append(inputs)
         raise AssertionError
 
     for name in ("triple", "negate"):
@@ -277,7 +280,7 @@ def test_a_failure_and_an_answer_in_one_loop_iteration_start_no_further_stage(fu
     wide = msgspec.structs.replace(FORK, stages=FORK.stages | more, outputs=outputs)
     with pytest.raises(OverloadedError):
         run(pipelines, pipeline=wide)
-    assert "add" not in functions.names()
+    assert not started
 
 
 def test_a_caller_that_disconnects_at_the_last_answer_leaves_nothing_running(functions, pipelines):

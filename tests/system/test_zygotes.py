@@ -145,10 +145,11 @@ def test_two_tenants_never_share_a_zygote_that_holds_programs(node: NodeProcess,
 def test_workers_with_and_without_a_handler_are_forked_by_tenants_zygotes(node: NodeProcess, zygotes):
     for tenant in TENANTS:
         for name in (f"{tenant}-again", f"{tenant}-again-handled"):
-            deploy_marked(node, name, tenant, HANDLER if "handled" in name else None)
             before = set(node.worker_pids())
+            deploy_marked(node, name, tenant, HANDLER if "handled" in name else None)
             node.client.infer(name, {"x": torch.ones(1, 4)})
             new = set(node.worker_pids()) - before
+            assert new
             table = parents_of_all()
             assert {table[pid] for pid in new} <= set(zygotes[1:])
 
