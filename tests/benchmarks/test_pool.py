@@ -50,8 +50,12 @@ def test_arrivals_are_at_the_wanted_rates_and_the_same_with_a_seed() -> None:
     assert 2700 < sum(number for _, number in found) < 3300
 
 
+QUICK = ("allocation", "executor-start")
+"""The parts that take a few seconds."""
+
+
 @pytest.mark.parametrize(
-    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part == "simulated")) for part in pool.PARTS]
+    "part", [pytest.param(part, marks=[pytest.mark.slow] * (part not in QUICK)) for part in pool.PARTS]
 )
 def test_each_part_of_the_benchmark_returns_figures(part: str) -> None:
     figures = pool.run_part(part, TINY)
