@@ -46,12 +46,14 @@ def setup(assets):
     family.close_all = lambda fds: [os.dup(fd) for fd in fds]
 """
 MAPS = """
-import overwinter.worker.weights as weights
+import overwinter.store.mapping as mapping
 
 def setup(assets):
-    weights.unmap = lambda address, nbytes: None
+    mapping.unmap = lambda address, nbytes: None
 """
-"""Both handlers change the worker's own code: from the next bind on it keeps what it gets."""
+"""Both handlers change the worker's own code: the worker keeps the descriptors that later binds bring, or all blocks
+that it has mapped.
+"""
 KEEPERS = {"descriptor": COPIES, "mapping": MAPS}
 
 

@@ -1,8 +1,6 @@
 """The memory of another device, as a source of copies."""
 
-import ctypes
 import os
-import weakref
 from collections.abc import Mapping
 from functools import partial
 
@@ -11,7 +9,7 @@ import torch
 from overwinter.core.ids import Address
 from overwinter.device.interface import FoundBlocks, Source
 from overwinter.device.shared import Entry, find_entry, table_start
-from overwinter.store.mapping import map_read_only, unmap
+from overwinter.store.mapping import mapped_buffer
 
 
 class PeerMemory(Source):
@@ -20,10 +18,8 @@ class PeerMemory(Source):
     def __init__(self, fd: int) -> None:
         """Raises StoreError if the system refuses the mapping."""
         nbytes = os.fstat(fd).st_size
-        address = map_read_only(fd, nbytes)
         # Every tensor in the memory references the buffer. The mapping ends with the last of them.
-        self._memory = (ctypes.c_char * nbytes).from_address(address)
-        weakref.finalize(self._memory, unmap, address, nbytes).atexit = False
+        self._memory = mapped_buffer(fd, nbytes)
         self._table_start = table_start(nbytes)
         self._table = memoryview(self._memory)[self._table_start :]
 

@@ -5,7 +5,6 @@ tensor in it is in use: by a run, by a bound function, or by a handler that keep
 the file that was sent last also stays as long as an earlier mapping of the block does.
 """
 
-import ctypes
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -19,22 +18,10 @@ from overwinter.model.closeness import equal_bits
 from overwinter.model.program import Weight
 from overwinter.model.weight_layout import shaped
 from overwinter.store.blocks import address_of
-from overwinter.store.mapping import map_read_only, unmap
+from overwinter.store.mapping import mapped_buffer
 from overwinter.store.packing import LARGE_BYTES
 
 _StoredBlock = tuple[StoreName, Address]
-
-
-class _Mapping:
-    """Ends a mapping when it is garbage."""
-
-    __slots__ = ("_address", "_nbytes")
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self._address, self._nbytes = address, nbytes
-
-    def __del__(self) -> None:
-        unmap(self._address, self._nbytes)
 
 
 class MappedBlock:
@@ -44,11 +31,9 @@ class MappedBlock:
         """Map the block; raise StoreError if the file is shorter, or the system refuses."""
         if os.fstat(fd).st_size < nbytes:
             raise StoreError(f"a block of {nbytes} bytes has only {os.fstat(fd).st_size} in the host store")
-        address = map_read_only(fd, nbytes)
         self.nbytes = nbytes
-        self._buffer = (ctypes.c_char * nbytes).from_address(address)
         # Every tensor in the block references the buffer. The mapping ends with the last of them.
-        vars(self._buffer)["mapping"] = _Mapping(address, nbytes)
+        self._buffer = mapped_buffer(fd, nbytes)
         self._tensors: dict[tuple[Weight, int], torch.Tensor] = {}
         self.newest: Newest | None = None
         """Keeps the mapping of the same block that was sent last; None: it is this one."""
