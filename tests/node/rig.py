@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
 import torch
 
 from overwinter.api.arrays import to_tensor
@@ -30,7 +29,7 @@ from overwinter.server import ZYGOTE_ENVIRONMENT
 from overwinter.store.hosts import HostStores
 from overwinter.store.manifest import Deployment
 from overwinter.worker.channel import close_all
-from overwinter.worker.messages import Bind, Failure, ForkWorker
+from overwinter.worker.messages import Failure, ForkWorker
 from overwinter.worker.sandbox import uid_of
 from tests.node.log_lines import LogLines
 
@@ -165,7 +164,7 @@ class Rig:
     def begin_bind(self, process: WorkerProcess, function: Function) -> list[Failure | None]:
         """Tell the worker to bind a function; the returned object gets the result when it is known."""
         deployed, result = function.deployed, []
-        bind = bind_message(process, deployed)
+        bind = process.bind_message(deployed)
         blocks = [bind.blocks[number][0] for number in bind.handed]
         fds = [function.open_blob(address) for address in (*blocks, *deployed.assets())]
         self.processes.bind(process, deployed, bind, fds, result.append)
@@ -225,12 +224,6 @@ class Rig:
     def output(self, run: RunId, name: str = "y") -> torch.Tensor:
         [tensor] = [t for t in self.calls.payloads[RequestId(run)].outputs if t.name == name]
         return torch.frombuffer(bytearray(tensor.data), dtype=torch.float32).view(tensor.shape)
-
-
-def bind_message(process: WorkerProcess, deployed: DeployedFunction) -> Bind:
-    """Return the message that lets a running worker bind a function."""
-    bind = deployed.bind_message()
-    return msgspec.structs.replace(bind, handed=tuple(process.bindings.lacking(bind, deployed.store)), trial=None)
 
 
 def _preparation(function: Function):

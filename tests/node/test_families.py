@@ -13,7 +13,7 @@ from overwinter.node.functions import DeployedFunction
 from overwinter.node.memory import process_memory
 from overwinter.worker.channel import close_all
 
-from .rig import Function, bind_message, until
+from .rig import Function, until
 
 WIDTH = 64
 
@@ -436,7 +436,7 @@ def test_a_bind_beyond_the_workers_address_space_affects_only_its_function(rig, 
         manifest = msgspec.structs.replace(deployment.manifest, blocks=tuple(blocks))
         large = DeployedFunction(msgspec.structs.replace(deployment, manifest=manifest))
         results = []
-        bind = bind_message(worker, large)
+        bind = worker.bind_message(large)
         fds = [os.memfd_create("large") for _ in bind.handed]
         for fd in fds:
             os.ftruncate(fd, 8 << 30)

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-import msgspec
-
 from overwinter.core.actions import Bind, StartWorker
 from overwinter.core.errors import StoreError, WorkerError
 from overwinter.core.events import BindFailed, Bound, Event, WorkerExited
@@ -230,11 +228,9 @@ class WorkerActions:
         if process.over:
             # The worker's exit is about to reach the scheduler.
             return
-        message = function.bind_message()
-        handed = tuple(process.bindings.lacking(message, function.store))
-        message = msgspec.structs.replace(message, handed=handed, trial=None)
+        message = process.bind_message(function)
         try:
-            fds = host.open([*(message.blocks[index][0] for index in handed), *function.assets()])
+            fds = host.open([*(message.blocks[index][0] for index in message.handed), *function.assets()])
         except StoreError as error:
             lost = lacks_blocks(function, host)
             text = self._registry.error_text(function, error)

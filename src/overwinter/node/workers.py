@@ -3,6 +3,8 @@
 from math import inf
 from typing import Protocol
 
+import msgspec
+
 from overwinter.core.ids import FunctionId, RequestId, RunId, WorkerId
 from overwinter.node import clock
 from overwinter.node.answers import AnswerCheck
@@ -10,7 +12,7 @@ from overwinter.node.bindings import Bindings
 from overwinter.node.contained import ContainedProcess, PendingRun, ProcessFiles
 from overwinter.node.functions import DeployedFunction
 from overwinter.node.recent_output import OutputLine, RecentOutput
-from overwinter.worker.messages import Answer, Failure, Load, Measured, PoolCall, Ready
+from overwinter.worker.messages import Answer, Bind, Failure, Load, Measured, PoolCall, Ready
 
 AFTER_RUN_S = 0.002
 """The CPU seconds of a worker after a run that do not count as used outside runs."""
@@ -82,6 +84,14 @@ class WorkerProcess(ContainedProcess):
         self.calls_programs = load.handler_only or load.pool_first
         self.is_ahead = False
         self.output.assign(function.id)
+
+    def bind_message(self, function: DeployedFunction) -> Bind:
+        """Return the message to bind a further function, which hands over the blocks that the worker lacks. Only the
+        first function of a worker can be on trial.
+        """
+        bind = function.bind_message()
+        handed = tuple(self.bindings.lacking(bind, function.store))
+        return msgspec.structs.replace(bind, handed=handed, trial=None)
 
     def _keep(self, text: str) -> None:
         if self.recent_output is not None:
