@@ -41,13 +41,14 @@ def test_a_size_as_text_is_that_size_but_for_rounding(nbytes: int) -> None:
         (0, "0 B"),
         (1023, "1023 B"),
         (1024, "1.0 KiB"),
+        (1023.6, "1.0 KiB"),
         ((1 << 20) - 1, "1.0 MiB"),
         (3 << 29, "1.5 GiB"),
         (1 << 40, "1.0 TiB"),
         (1 << 51, "2048.0 TiB"),
     ],
 )
-def test_a_size_is_formatted_in_the_largest_binary_unit_that_fits(nbytes: int, text: str) -> None:
+def test_a_size_is_formatted_in_the_largest_binary_unit_that_fits(nbytes: float, text: str) -> None:
     assert size_text(nbytes) == text
 
 

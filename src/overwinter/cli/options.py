@@ -45,8 +45,8 @@ def byte_size(value: str | int) -> int:
 
 
 def size_text(nbytes: float) -> str:
-    """Format bytes in the largest binary unit in which the value is at least 1."""
-    if nbytes < 1024:
+    """Format bytes in the largest binary unit in which the rounded value is at least 1."""
+    if round(nbytes) < 1024:
         return f"{nbytes:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):
         nbytes /= 1024
