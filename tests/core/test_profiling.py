@@ -12,14 +12,14 @@ from overwinter.core.profiling import (
     ConfigurationLimits,
     ProfileOptions,
     configurations_to_measure,
-    powers_of_two,
+    values_to_measure,
     with_points,
 )
 
 
 @given(st.integers(1, 10_000))
 def test_values_to_measure_at_most_double_and_end_with_the_maximum(most):
-    found = powers_of_two(most)
+    found = values_to_measure(most)
     assert found[0] == 1
     assert found[-1] == most
     assert list(found) == sorted(set(found))

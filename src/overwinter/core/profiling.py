@@ -60,7 +60,7 @@ class ConfigurationLimits(msgspec.Struct, frozen=True):
     batch: int
 
 
-def powers_of_two(most: int) -> tuple[int, ...]:
+def values_to_measure(most: int) -> tuple[int, ...]:
     """Return 1, 2, 4, ... below `most`, and `most`."""
     return (*(1 << power for power in range((most - 1).bit_length())), most)
 
@@ -90,7 +90,7 @@ def configurations_to_measure(
 
 def _chosen(what: str, asked: Sequence[int] | None, usual: int, most: int) -> tuple[int, ...]:
     if asked is None:
-        return powers_of_two(usual)
+        return values_to_measure(usual)
     wrong = [number for number in asked if not 1 <= number <= most]
     if wrong or not asked:
         raise CallerError(f"{what} must be from 1 to {most} here, not {wrong[0] if wrong else 'none'}")

@@ -31,7 +31,7 @@ def weight_sources(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tens
 
 
 def identity(tensor: torch.Tensor, name: str) -> object:
-    """Return a key that is equal for two names of one tensor, unless the tensor is empty or sparse."""
+    """Return a key that is equal for two names of one tensor, unless the tensor is empty or not strided."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return name
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()
@@ -42,7 +42,8 @@ def dense(name: str, tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...
     shape's.
 
     A weight with gaps becomes a copy with its dimensions in the same order; an expanded weight (with a stride of 0)
-    becomes a copy in the order of its shape. Raise ProgramError for a sparse weight, or one of an unsupported type.
+    becomes a copy in the order of its shape. Raise ProgramError for a weight that is not strided, or of an unsupported
+    type.
     """
     if tensor.layout is not torch.strided or dtype_name(tensor.dtype) not in DTYPE_BYTES:
         raise ProgramError(

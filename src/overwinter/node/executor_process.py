@@ -42,7 +42,7 @@ class ExecutorProcess(ContainedProcess):
         """Those of them that were handed over before the run in progress, whose answer confirms them."""
         self.preparing: PrepareOnDevice | None = None
         self.warms_up = False
-        """Whether the function that it prepares was handed over, and its answer is awaited."""
+        """Whether `WarmUp` was sent for the function that it prepares, and `WarmedUp` has not arrived yet."""
         self.memory: SharedFile | None = None
         """The memory of its device, if other devices may copy from it."""
         self.mapped: dict[DeviceId, WorkerId] = {}
@@ -53,13 +53,13 @@ class ExecutorProcess(ContainedProcess):
         """The next run is of these functions of a family. Errors name the first."""
         self.function = functions[0].id
         for function in functions:
-            self.uses(function)
+            self.record_use(function)
         self._unconfirmed_before_run = list(self.unconfirmed)
         self.answer_check = AnswerCheck(functions[0].run_outputs)
         self._weight_bytes = sum(function.nbytes for function in functions)
 
-    def uses(self, function: DeployedFunction) -> None:
-        """It runs or prepares a function."""
+    def record_use(self, function: DeployedFunction) -> None:
+        """Record that it runs or prepares a function, which is then the most recently used one."""
         self.used.pop(function.id, None)
         self.used[function.id] = None
         self.known.add(function.id)

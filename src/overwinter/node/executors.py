@@ -154,7 +154,7 @@ class Executors:
 
     def _warm_up(self, process: ExecutorProcess, function: DeployedFunction) -> None:
         process.warms_up = True
-        process.uses(function)
+        process.record_use(function)
         self._processes.forks.send(process, WarmUp(function.id))
 
     def _prepared(self, process: ExecutorProcess, interrupted: bool) -> None:

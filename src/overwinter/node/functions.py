@@ -103,7 +103,7 @@ class DeployedFunction:
         self.profile: Profile | None = None
         """The measured latencies and memory of its program on this machine, or of its slice; without layers."""
         self.batch_limit: int | None = None
-        """The most requests of minimal size in one run of its program; None: not found yet."""
+        """The most requests of the example's sizes in one run of its program; None: not found yet."""
         self.undivided = False
         """Whether its program could not be read when the node started, so that its parts on devices are missing."""
         self.on_trial = False

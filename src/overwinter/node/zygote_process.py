@@ -16,8 +16,8 @@ SLOW: frozenset[Pending] = frozenset(("up", "program"))
 """The answers that may take longer; the zygote does nothing else meanwhile."""
 PENDING_MAX, TENANT_PENDING_MAX = 16, 8
 """With the first number of answers yet to send, a zygote is asked for no further process; with the second number for
-one tenant, for none of that tenant. Processes forked ahead are exempt. A zygote also forks processes that are stopped
-meanwhile, so this bounds such work.
+one tenant, for none of that tenant. Processes forked ahead are exempt. A zygote forks a requested process even if
+the node has stopped it before the fork, so this bounds such work.
 """
 
 

@@ -257,7 +257,7 @@ class MeasuredWorker:
 
 
 def _metas(program: Program) -> tuple[TensorMeta, ...]:
-    """Describe the inputs of one request of minimal size; all other sizes are the example's."""
+    """Describe the inputs of one request of the example's sizes."""
     sizes = {**program.example, BATCH: least_rows(program)}
     metas = []
     for spec in program.inputs:

@@ -226,7 +226,7 @@ def _run_worker(message: ForkWorker, fds: list[int], parent: int, resources: Res
     """Enter the sandbox, serve as a worker or an executor, and exit. Never returns."""
     status = 1
     try:
-        # Until this process enters the sandbox: that may change the user, which resets this, and then sets it again.
+        # This holds until the process enters the sandbox: a change of user there resets it, and `enter` sets it again.
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         _set_process_name("ow-ahead" if message.ahead else "ow-worker" if message.device is None else "ow-executor")
