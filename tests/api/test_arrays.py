@@ -94,7 +94,7 @@ def test_without_numpy_answers_are_lists() -> None:
         (["a"], "FP32", "is not FP32"),
         ([300], "UINT8", "is not UINT8"),
         ([1.5], "INT32", "is not INT32"),
-        ([1.0], "BF16", "pass a tensor or an array"),
+        ([1.0], "BF16", "pass a PyTorch tensor"),
         ([1], BYTES, "str and bytes, not int"),
     ],
 )

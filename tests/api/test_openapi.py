@@ -34,9 +34,9 @@ def test_the_document_has_all_schemas_that_it_refers_to_and_describes_every_oper
     known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert found <= known
     assert "#/components/schemas/InferRequest" in found
-    operations = [results for methods in document["paths"].values() for results in methods.values()]
-    assert len({results["operationId"] for results in operations}) == len(operations)
-    assert all(results["summary"] and results["responses"] for results in operations)
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert all(operation["summary"] and operation["responses"] for operation in operations)
 
 
 def test_every_path_of_the_document_says_which_methods_it_takes(http: httpx.Client, document: dict[str, Any]) -> None:
@@ -75,13 +75,13 @@ def test_patterns_are_those_of_json_schema(document: dict[str, Any]) -> None:
 
 def test_tokens_are_described(document: dict[str, Any]) -> None:
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
-    operations = [results for methods in document["paths"].values() for results in methods.values()]
-    for results in (results for results in operations if results["security"]):
-        answers = results["responses"]
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    for operation in (operation for operation in operations if operation["security"]):
+        answers = operation["responses"]
         assert {"400", "401", "403", "429", "503"} <= set(answers)
         assert "WWW-Authenticate" in answers["401"]["headers"]
         assert all("Retry-After" in answers[status]["headers"] for status in ("429", "503"))
-        assert "overwinter-tenant" in {each["name"] for each in results["parameters"]}
+        assert "overwinter-tenant" in {each["name"] for each in operation["parameters"]}
     logs = document["paths"]["/overwinter/v1/functions/{name}/logs"]["get"]
     assert logs["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
 

@@ -127,9 +127,9 @@ def test_the_error_for_a_complex_input_or_output_says_how_to_pass_it():
 
 
 def test_a_tensor_and_its_conjugate_in_the_same_memory_are_two_weights():
-    turned = torch.randn(4, dtype=torch.complex64)
-    module = Held(lambda self, x: torch.view_as_real(x * self.one + self.other), one=turned, other=turned)
-    module.other = nn.Parameter(turned.conj(), requires_grad=False)
+    plain = torch.randn(4, dtype=torch.complex64)
+    module = Held(lambda self, x: torch.view_as_real(x * self.one + self.other), one=plain, other=plain)
+    module.other = nn.Parameter(plain.conj(), requires_grad=False)
     made = exported(module, (ROWS[:2],))
     assert len(made.weights) == 2
     assert_same(module, made, ROWS)

@@ -226,8 +226,8 @@ def test_an_encoder_that_was_saved_without_its_decoder_is_opened(tmp_path):
     ("options", "words"),
     [
         ({"samples": 9}, "'samples'; there are batch, sequence"),
-        ({"sequence": 0}, "sequence must be a number"),
-        ({"sequence": "long"}, "sequence must be a number"),
+        ({"sequence": 0}, "sequence must be an integer"),
+        ({"sequence": "long"}, "sequence must be an integer"),
         ({"part": "encoder"}, "no part 'encoder'"),
         ({"part": "head"}, "no part 'head'"),
     ],

@@ -83,7 +83,7 @@ def _from_lists(name: str, value: Any, datatype: str) -> Tensor:
         return Tensor(name, BYTES, tuple(shape), pack_bytes([_as_bytes(name, item) for item in items]))
     code = _STRUCT_FORMATS.get(datatype)
     if code is None:
-        raise CallerError(f"input {name!r} is {datatype}, which lists cannot give: pass a tensor or an array")
+        raise CallerError(f"input {name!r} is {datatype}, which lists cannot represent: pass a PyTorch tensor")
     # For BOOL, `struct` packs the truth value of any object.
     if datatype == "BOOL" and any(isinstance(item, str | bytes) or item not in (False, True) for item in items):
         raise CallerError(f"input {name!r} is BOOL: its elements must be true or false")

@@ -97,7 +97,7 @@ class RequestMiddleware:
             return False
         if self._drain.begun:
             raise OverloadedError(STOPPING)
-        # Before routing, so that a caller without access does not learn which routes exist.
+        # Before routing, so that every path except the open ones gets the same refusal, whether or not a route exists.
         caller = scope[CALLER] = self._access.caller(scope[FIELDS])
         if caller.token is not None:
             reservation.caller = caller.token.tenant

@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ProgramError(f"{path.parent} has no {path.name}, as a transformers directory must") from error
+        raise ProgramError(f"{path.parent} has no {path.name}, which a transformers directory needs") from error
     except ValueError as error:
         raise ProgramError(f"{path} is not a JSON object: {error}") from error
     if not isinstance(content, dict):
@@ -192,7 +192,7 @@ def with_examples(plain: PlainModel, sizes: Mapping[str, Any]) -> Pretrained:
             varying.discard(name)
             known[name] = size
         else:
-            raise ProgramError(f"the size {name} must be a number above 0 or {ANY!r}, not {size!r}")
+            raise ProgramError(f"the size {name} must be an integer above 0 or {ANY!r}, not {size!r}")
     source = torch.Generator().manual_seed(0)
     shapes = {name: [known[axis] if isinstance(axis, str) else axis for axis in each] for name, each in axes.items()}
     examples = {name: _EXAMPLES[name](shape, config, source) for name, shape in shapes.items()}

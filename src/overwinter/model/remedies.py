@@ -26,13 +26,13 @@ _LOOPS = "a program has no loops; use a Python loop with a fixed number of steps
 
 _OPERATOR_REMEDIES: tuple[tuple[str, str], ...] = (
     (r"rand|randn|randint|randperm|bernoulli|multinomial|normal|uniform|exponential|poisson|rrelu", _RANDOM),
-    (r".*dropout", f"it is random; call it with training=False, since {_RANDOM}"),
+    (r".*dropout", "it draws random numbers, which a program cannot do; call it with training=False"),
     (r"fractional_max_pool", "it draws random numbers in evaluation mode too; use max_pool or adaptive_max_pool"),
     (r"nonzero|unique|_unique|masked_select|bincount|argwhere|combinations", _SIZED_BY_VALUES),
     (r"where\.default", _SIZED_BY_VALUES),
     (r"as_strided|empty|new_empty|resize|set_|_reshape_alias", _RAW_MEMORY),
     (r"_pack_padded|_pad_packed|(lstm|gru|rnn_tanh|rnn_relu)\.data", _PACKED),
-    (r"_add_batch_dim|_remove_batch_dim|_vmap", "torch.vmap is not kept in an export; write the batch dimension out"),
+    (r"_add_batch_dim|_remove_batch_dim|_vmap", "a program has no torch.vmap; use an explicit batch dimension"),
     (
         r"ctc_loss|segment_reduce|.*lu_solve|.*ldl_|.*_polynomial_",
         "PyTorch does not check its arguments enough; use other operators",

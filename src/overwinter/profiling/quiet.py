@@ -46,7 +46,7 @@ class Quiet:
         """Wait until a measurement may run; return a mark of this moment, for `disturbed`."""
         while self._serves() and (pause_s := self._pauses_until - self._now()) > 0:  # noqa: ASYNC110 - there is no event when the node becomes idle
             await asyncio.sleep(min(pause_s, SERVING_S))
-        while self._busy():  # noqa: ASYNC110 - there is no event for the end of all requests and starts
+        while self._busy():  # noqa: ASYNC110 - there is no event for the end of all requests and operations
             await asyncio.sleep(POLL_S)
         return self._requests.arrivals
 

@@ -51,7 +51,7 @@ class Resources:
         return chain(named, self.device_bytes.values(), self.device_time.values())
 
     def of_worker(self, point: Point, nbytes: int) -> Claim:
-        """The claim of a worker of this configuration from its start until its exit."""
+        """The claim of a worker of this configuration from its start until its exit; of `reserved` until its stop."""
         return {self.workers: 1, self.memory: nbytes, self.runs: point.concurrency, self.reserved: point.cores}
 
     def of_start(self, point: Point) -> Claim:

@@ -163,8 +163,8 @@ class HostStore:
         return descriptors
 
     def collapse_pages(self, blobs: Iterable[Sized], pause: Callable[[], None] = _at_once) -> int:
-        """Collapse the pages of resident blocks into huge pages where the kernel can; return how many it collapsed.
-        `pause` is called before each block, because this is slow.
+        """Collapse the pages of resident blocks into huge pages where the kernel can; return the number of blocks for
+        which it did. `pause` is called before each block, because this is slow.
         """
         collapsed = 0
         for address, nbytes in distinct(blobs).items():
@@ -180,8 +180,8 @@ class HostStore:
 
     def drop(self, addresses: Iterable[Address]) -> int:
         """Remove blocks, if resident, and return their bytes; memory is free once the last mapping has ended. Takes
-        0.15 s per GiB. Raises StoreError if a file cannot be removed, also on a full disk, because `open` raises no
-        other error.
+        0.15 s per GiB. Raises StoreError if a file cannot be removed, and never NoSpaceError, because `open` calls
+        this and raises StoreError only.
         """
         wanted = tuple(addresses)
         freed = self.begin_drop(wanted)
@@ -273,8 +273,8 @@ class HostStore:
             if not self._is_file_of(address, descriptor):
                 raise StoreError(f"block {address} left the host store {self.root} while it was hashed")
             self.verification.damaged_memory += self.begin_drop([address]) > 0
-        # Without the lock, for which a thread waits that removes other files. If the file cannot be removed, a load
-        # replaces it; the processes that use the block must end in any case.
+        # Without the lock, because a thread that removes other files waits for it. If the file cannot be removed, a
+        # load replaces it; the processes that use the block must end in any case.
         with suppress(OSError):
             self._removals.remove([self._path(address)])
 

@@ -44,13 +44,13 @@ class HostStores:
         being copied or removed.
         """
         held, free = self._settled_bytes(), free_bytes(self.root)
-        # A removal that ended meanwhile has freed bytes that count neither as free nor as held.
+        # Bytes that are removed meanwhile may count both as held and as free; bytes that are copied, as neither.
         return None if held is None or held != self._settled_bytes() else free + held
 
     def _settled_bytes(self) -> int | None:
         """Return the bytes that the stores hold; None while blocks are being copied or removed."""
         stores = list(self._stores.values())
-        # First, so that a change that begins after it is seen here, or as another sum in the next call.
+        # Summed before the check, so that a later change is seen by the check, or as another sum in the next call.
         held = sum(store.occupied_bytes for store in stores)
         is_changing = any(store.is_copying for store in stores) or self.removals.sizes
         return None if is_changing else held

@@ -57,7 +57,7 @@ def populate_heap(nbytes: int) -> None:
     block = _libc.malloc(nbytes) if nbytes >= POPULATED_LEAST_BYTES else None
     if block is None:
         return
-    # Outside the heap it will not be there any more.
+    # A block outside the heap is unmapped when it is freed.
     in_heap = block < _libc.sbrk(0)
     # The memory is the end of the heap again.
     _libc.free(block)
@@ -71,8 +71,8 @@ def populate_heap(nbytes: int) -> None:
 def release_heap() -> None:
     """Return freed memory to the system, and MKL's buffers of the calling thread.
 
-    For each size of matrices MKL keeps a buffer of 4 to 9 MiB and uses little of it; in huge pages it takes 2 MiB and
-    more.
+    For each size of matrices MKL keeps a buffer of 4 to 9 MiB and uses little of it; with huge pages the used
+    part takes at least 2 MiB.
     """
     _free_buffers()
     _libc.malloc_trim(0)
@@ -81,7 +81,7 @@ def release_heap() -> None:
 
 def _release_end() -> None:
     """With huge pages glibc keeps the end of its heap up to the next huge page, with all pages that were ever written.
-    Allocating that end as a block allows releasing its pages, independent of other threads' allocations.
+    Allocating that end as a block allows releasing its pages independently of other threads' allocations.
     """
     unused = 0 if _heap is None else _heap().end_bytes - 2 * _PAGE
     block = _libc.malloc(unused) if unused > 0 else None
