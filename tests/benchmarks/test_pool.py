@@ -51,7 +51,7 @@ def test_arrivals_are_at_the_wanted_rates_and_the_same_with_a_seed() -> None:
 
 
 QUICK = ("allocation", "executor-start")
-"""The parts that take a few seconds."""
+"""The parts that `make test` runs; the others run with the slow tests."""
 
 
 @pytest.mark.parametrize(
