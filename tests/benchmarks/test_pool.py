@@ -50,8 +50,8 @@ def test_arrivals_are_at_the_wanted_rates_and_the_same_with_a_seed() -> None:
     assert 2700 < sum(number for _, number in found) < 3300
 
 
-QUICK = ("allocation", "executor-start")
-"""The parts that `make test` runs; the others run with the slow tests."""
+QUICK = ("allocation",)
+"""The parts of the benchmark that `make test` runs; the others run with the slow tests."""
 
 
 @pytest.mark.parametrize(

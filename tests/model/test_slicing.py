@@ -124,7 +124,7 @@ def test_no_cut_is_made_where_a_later_slice_cannot_get_a_value_that_it_needs():
     assert possible(Slicer(number)) == [3, 4]
 
 
-@pytest.mark.parametrize("name", ["densenet201", "llama-small"])
+@pytest.mark.parametrize("name", [pytest.param("densenet201", marks=pytest.mark.slow), "llama-small"])
 def test_a_program_can_be_cut_exactly_where_the_later_slice_can_get_what_it_needs(name: str):
     model = zoo.build(name, small=True)
     program, _ = export(model.module, model.example_inputs, model.dynamic)

@@ -30,7 +30,7 @@ def test_a_live_journal_replays_to_the_same_actions(make_node):
     node.stop()
     journals = [node.journal.with_name("journal.jsonl.1"), node.journal]
     steps, later = map(replayed, journals)
-    for seed in ("0", "1", "2"):
+    for seed in ("0", "1"):
         # In a separate process, because the hash seed, and with it the order of sets of strings, is fixed within one.
         result = subprocess.run(
             [sys.executable, "-m", "tests.replay.replayed", *map(str, journals)],

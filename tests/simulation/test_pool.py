@@ -104,7 +104,14 @@ def test_functions_with_device_any_run_where_a_request_is_answered_sooner():
     assert in_workers > 0.1 * on_devices
 
 
-@pytest.mark.parametrize(("in_workers_ms", "on_device_ms", "rate"), [(40, 10, 25.0), (20, 20, 25.0), (10, 40, 10.0)])
+@pytest.mark.parametrize(
+    ("in_workers_ms", "on_device_ms", "rate"),
+    [
+        pytest.param(40, 10, 25.0, marks=pytest.mark.slow),
+        pytest.param(20, 20, 25.0, marks=pytest.mark.slow),
+        (10, 40, 10.0),
+    ],
+)
 def test_with_device_any_functions_meet_their_slo_as_often_as_with_the_better_of_cpu_and_pool(
     in_workers_ms, on_device_ms, rate
 ):

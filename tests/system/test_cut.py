@@ -103,6 +103,7 @@ def test_a_cut_program_gives_the_answers_of_the_whole_while_others_compete_and_e
         assert not journal.exists() or replayed(journal)
 
 
+@pytest.mark.slow
 def test_a_cut_function_for_any_device_runs_in_workers_and_in_slices_whatever_dies(make_node):
     node = make_node(*SMALL)
     put(node, "whole")
@@ -177,6 +178,7 @@ def test_a_handler_calls_a_cut_program(make_node, device):
     wait_until(lambda: not node.client.devices()[0]["functions"] and not node.client.devices()[1]["functions"])
 
 
+@pytest.mark.slow
 def test_versions_of_a_cut_function_are_unloaded_loaded_and_served_after_restarts_with_other_devices(make_node):
     node = make_node(*SMALL)
     put(node, "f", device="pool")
@@ -243,6 +245,7 @@ def test_a_refusal_names_the_call_whose_weights_fit_on_no_device(make_node):
     assert node.client.functions() == []
 
 
+@pytest.mark.slow
 def test_slices_on_null_devices_share_the_profiled_latency_of_the_whole_program(make_node):
     node = make_node("--devices", "3", "--device-memory", "2MiB", "--device-kind", "null")
     assert "its program is cut into 3 slices" in put(node, "cut", device="pool").warning

@@ -196,6 +196,7 @@ HANGS = (
 """Handlers that hang in their module and in native code."""
 
 
+@pytest.mark.slow
 def test_trials_that_hang_end_and_others_deploy_and_wake_meanwhile(make_node):
     node = make_node("--start-timeout-s", "12", "--cores", "4")
     deploy(node, "calm", tenant="ada", keep_alive_s=0.0)

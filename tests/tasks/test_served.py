@@ -192,6 +192,7 @@ def test_an_input_that_is_no_image_is_refused_and_affects_no_other(sky, ask):
     assert ask("sky", image=[picture(40, 40)])["labels"].shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_speech_is_recognized_as_by_the_pipeline(node, ask, tmp_path):
     path = speech_directory(tmp_path / "speech")
     deploy_directory(path, name="speech", task="automatic-speech-recognition", url=node.url)
