@@ -10,6 +10,7 @@ import torch
 from benchmarks.nodes import parents_of_all
 from overwinter.api.deployer import package
 from overwinter.core.errors import CallerError, NotFoundError
+from overwinter.core.function import Settings
 from overwinter.model.export import export
 
 from .nodes import NodeProcess, Scale, ask, stopped_workers, wait_until
@@ -55,6 +56,17 @@ def test_a_handler_that_fails_on_a_generated_request_is_deployed_with_a_warning(
 def test_a_sample_replaces_the_generated_request(node: NodeProcess):
     assert deploy(node, "proved", READS, {"row": ["1,2,3,4"]}, {"row": [b"0,0,0,0"]}).warning == ""
     assert node.client.infer("proved", {"row": ["1,2,3,4"]})["sum"].tolist() == [24.0]
+
+
+def test_a_new_version_without_a_setting_of_the_newest_is_deployed_with_a_warning(node: NodeProcess):
+    made = export(Scale(2.0), {"x": torch.zeros(2, 4)})
+    warnings = [
+        package("tuned", made.program, made.weights, settings=settings).upload(node.client).warning
+        for settings in (Settings(slo_ms=50.0, queue_limit=9), Settings(queue_limit=8, max_workers=2), Settings())
+    ]
+    reset = [{word for word in ("slo_ms", "queue_limit", "max_workers") if word in warning} for warning in warnings]
+    assert reset == [set(), {"slo_ms"}, {"queue_limit", "max_workers"}]
+    assert ["version 1" in warnings[1], "version 2" in warnings[2]] == [True, True]
 
 
 def test_a_deploy_with_a_sample_that_is_not_answered_is_refused(node: NodeProcess):

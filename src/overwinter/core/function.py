@@ -91,6 +91,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         check_bounds(self, SETTINGS_BOUNDS)
 
 
+def reset_settings(former: Settings, new: Settings) -> list[str]:
+    """Return the names of the settings that a former version had, and that have their default in a new one."""
+    default = Settings()
+    return [
+        field
+        for field in Settings.__struct_fields__
+        if getattr(former, field) != getattr(default, field) == getattr(new, field)
+    ]
+
+
 WORKER_SETTINGS = frozenset(("max_workers", "threads", "concurrency", "memory_mib", "isolation"))
 """The settings of workers, which mean nothing for a function of the pool without a handler."""
 

@@ -19,6 +19,7 @@ from overwinter.core.errors import (
     no_function,
 )
 from overwinter.core.events import Deployed, Removed
+from overwinter.core.function import reset_settings
 from overwinter.core.ids import Address, FunctionName, StoreName, TenantId, function_id, is_part, whole_id
 from overwinter.core.pipeline import Pipeline
 from overwinter.core.tensor import requests_of_run_max
@@ -99,6 +100,7 @@ class Deploys:
                 raise ForbiddenError(f"function {manifest.name!r} belongs to another tenant: choose another name")
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._reader)
         program, placed = await in_thread(self._check, manifest)
+        reset = self._reset_text(manifest)
         await self._traffic.check_before_trial(manifest, self._versions_of)
         deployment = await self._register(manifest)
         try:
@@ -135,8 +137,16 @@ class Deploys:
             raise
         if self._config.profile_on_deploy and function.program_part.slice is None:
             self._profiler.measure_soon(function.program_part)
-        messages = filter(None, (function.warning(), unchanged_traffic(self._versions_of(deployment.name).shares)))
-        return DeployedVersion(deployment.name, deployment.version, "\n".join(messages))
+        messages = function.warning(), reset, unchanged_traffic(self._versions_of(deployment.name).shares)
+        return DeployedVersion(deployment.name, deployment.version, "\n".join(filter(None, messages)))
+
+    def _reset_text(self, manifest: Manifest) -> str:
+        """Return a note about settings that the newest version has and a new one lacks; empty if there are none."""
+        for version in self._versions_of(manifest.name).numbers[-1:]:
+            newest = self._registry.functions[function_id(manifest.name, version)].manifest
+            if names := ", ".join(reset_settings(newest.settings, manifest.settings)):
+                return f"unlike version {version}, it has the default of {names}: to keep one, set it and deploy again"
+        return ""
 
     async def _register(self, manifest: Manifest) -> Deployment:
         """Register a new version, before its trial. If its caller is cancelled, the version is removed again, because
