@@ -82,11 +82,11 @@ def test_the_refusal_of_arithmetic_with_a_size_names_a_remedy_that_works(scale):
 
     with pytest.raises(ProgramError, match=r"cannot apply it to a size.*use torch.tensor\(size\)"):
         export(Scaled(), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}})
-    x = torch.rand(2, 6)
 
     class Tensors(nn.Module):
         def forward(self, x):
             return x * 0.9 ** torch.tensor(x.shape[1])
 
-    program, weights = export(Tensors(), (x,), {"x": {0: "batch", 1: "n"}})
-    assert torch.equal(compile_program(program)(weights, (x,))[0], Tensors()(x))
+    program, weights = export(Tensors(), (torch.rand(2, 6),), {"x": {0: "batch", 1: "n"}})
+    for x in (torch.rand(2, 6), torch.rand(3, 9)):
+        assert torch.equal(compile_program(program)(weights, (x,))[0], Tensors()(x))
