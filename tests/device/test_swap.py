@@ -368,7 +368,7 @@ def test_owners_know_the_last_tenant_of_every_byte(given_):
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 1)), min_size=1), st.integers(0, 200))
 def test_groups_keep_the_order_and_the_first_ones_are_smaller(blocks, group_bytes):
     copies = [(Copy(str(at), 0, nbytes), at) for at, (nbytes, _) in enumerate(blocks)]
-    made = groups(copies, {str(at): route for at, (_, route) in enumerate(blocks)}, group_bytes)
+    made = list(groups(copies, {str(at): route for at, (_, route) in enumerate(blocks)}, group_bytes))
     assert [copy for group in made for copy in group.copies] == [copy for copy, _ in copies]
     asked = chain((group_bytes // 8, group_bytes // 4, group_bytes // 2), repeat(group_bytes))
     for (group, following), least in zip(pairwise(made), asked, strict=False):

@@ -4,7 +4,7 @@ Blocks are transferred in groups, in first-use order. The program waits for a gr
 part of it. Only missing blocks move, so a variant of a resident function brings only what differs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
@@ -87,20 +87,23 @@ def run(
             device.evict(function.name)
 
 
-def groups(copies: Sequence[tuple[Copy, int]], routes: Mapping[Address, int], group_bytes: int) -> list[Group]:
+def groups(copies: Sequence[tuple[Copy, int]], routes: Mapping[Address, int], group_bytes: int) -> Iterator[Group]:
     """Divide copies, in first-use order, into groups of one route that end when they have `group_bytes`. The first ones
     end earlier (`core.devices.early_groups`), so that the program begins earlier.
     """
     sizes = chain(early_groups(group_bytes), repeat(group_bytes))
-    found: list[Group] = []
-    route, left = None, 0
+    found: list[Copy] = []
+    route = first_use = left = 0
     for copy, use in copies:
-        if left <= 0 or routes[copy.address] != route:
-            route, left = routes[copy.address], next(sizes)
-            found.append(Group(route, (), use))
-        found[-1] = found[-1]._replace(copies=(*found[-1].copies, copy))
+        if found and (left <= 0 or routes[copy.address] != route):
+            yield Group(route, tuple(found), first_use)
+            found = []
+        if not found:
+            route, first_use, left = routes[copy.address], use, next(sizes)
+        found.append(copy)
         left -= copy.nbytes
-    return found
+    if found:
+        yield Group(route, tuple(found), first_use)
 
 
 def elbow(seconds: Mapping[int, float]) -> int:
