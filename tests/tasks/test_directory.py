@@ -195,6 +195,15 @@ def test_texts_are_cut_to_the_fixed_length_of_a_program(longest, tmp_path):
     assert given["input_ids"].shape == (1, 16)
 
 
+@pytest.mark.parametrize("options", [{"sequence": 3}, {"sequence": 1, "truncation": True}])
+def test_a_fixed_length_too_short_for_a_word_is_refused_with_one_that_is_not(options, tmp_path):
+    path = text_directory(tmp_path, "BertForSequenceClassification", WEATHER)
+    with pytest.raises(CallerError, match=f"sequence={options['sequence']} is too short for a word.*give 4 or more"):
+        open_directory(path, "text-classification", options)
+    opened = open_directory(path, "text-classification", {**options, "sequence": 4})
+    assert opened.example_inputs["input_ids"].shape == (3, 4)
+
+
 @pytest.mark.parametrize("options", [{}, {"sequence": 16}])
 def test_a_text_without_tokens_is_refused_also_among_others(options, tmp_path):
     tokens = tokenizer()

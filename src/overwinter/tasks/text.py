@@ -55,6 +55,10 @@ def _bundle(request: TaskRequest, state: dict[str, Any], answer: str, *, truncat
     texts = [_shortened(text, tokenizer, sequence or tokenizer.model_max_length) for text in SAMPLE]
     cut = {"truncation": truncates, "max_length": state["longest"]}
     expected = [_tokens(tokenizer(text, return_tensors="pt", **cut), state) for text in texts]
+    length = max(tensors["input_ids"].shape[1] for tensors in expected)
+    if sequence is not None and length > sequence:
+        # The export would fix the length of this sample, and the handler would pad texts to another one.
+        raise CallerError(f"sequence={sequence} is too short for a word of the sample texts: give {length} or more")
     axes: dict[str, Axes] = dict.fromkeys(expected[0], ("batch", "sequence"))
     return Bundle(handler_source("text", answer), assets, {"text": [text.encode() for text in texts]}, expected, axes)
 
