@@ -263,6 +263,14 @@ def test_what_is_not_data_is_refused(benign: Records, tmp_path: Path, kind: str)
     assert not (tmp_path / "ran").exists()
 
 
+def test_the_refusal_of_a_name_says_which_characters_names_may_have(tmp_path: Path) -> None:
+    net = torch.nn.Sequential()
+    net.add_module("a,b", torch.nn.Linear(4, 4))
+    path = saved(net, tmp_path / "net.pt2")
+    with pytest.raises(ProgramError, match=r"'a,b.*characters than letters, digits, spaces and \. _ - \+ : /"):
+        export_saved(path)
+
+
 def test_two_archives_in_one_are_refused(benign: Records, tmp_path: Path) -> None:
     """PyTorch's fallback for what it cannot open reads other names with another reader, and unpickles them."""
     marker = tmp_path / "ran"

@@ -28,8 +28,9 @@ COMPILED = "data/aotinductor/"
 
 _NAME = re.compile(r"[\w.]*")
 """Text that has no effect in Python source."""
+_NAMES = ("parameter_name", "buffer_name", "tensor_constant_name", "fqn")
 _PLAIN = {
-    **dict.fromkeys(("parameter_name", "buffer_name", "tensor_constant_name", "fqn"), re.compile(r"[\w.:/ +-]*")),
+    **dict.fromkeys(_NAMES, re.compile(r"[\w.:/ +-]*")),
     **dict.fromkeys(("as_float", "as_floats"), re.compile(r"-?Infinity|NaN")),
     "torch_version": re.compile(r"[\w.+]*"),
 }
@@ -65,6 +66,7 @@ _ARITHMETIC = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.Load),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
+NAMED = "a name of a weight or module with other characters than letters, digits, spaces and . _ - + : /"
 EXPONENT_MOST = 64
 TEXT_MOST = 10_000
 
@@ -151,7 +153,8 @@ def _keys(value: Any) -> Iterator[object]:
 def _of_graph(name: str, document: Any) -> Iterator[tuple[str, str]]:
     for path, text in _texts(document):
         if not _is_data(path, text):
-            yield f"{name}: {'.'.join(path[-3:])}", f"{text[:80]!r}, which is not plain data"
+            what = NAMED if path[-1] in _NAMES else "which is not plain data"
+            yield f"{name}: {'.'.join(path[-3:])}", f"{text[:80]!r}, {what}"
 
 
 def _texts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
