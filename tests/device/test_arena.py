@@ -147,7 +147,7 @@ def test_the_eviction_of_a_function_frees_whole_partitions():
     for freed, name in enumerate("abcd", start=1):
         arena.evict(name)
         [offset] = allocator.place([2 * freed * PARTITION])
-        allocator.free(offset)
+        allocator.free([offset])
 
 
 def test_blocks_of_the_same_size_are_placed_without_gaps_between_them():
@@ -161,6 +161,24 @@ def test_blocks_that_fit_only_without_slots_are_placed():
     # As in MiniLM: the embedding takes adjacent partitions, and slots for the layers would waste what is left.
     sizes = {"embedding": 31, "layer0": 5, "layer1": 5, "head": 3}
     assert arena.hold("a", {name: size * GRANULE_BYTES for name, size in sizes.items()}) is not None
+
+
+def test_the_blocks_of_a_function_are_placed_one_behind_the_other():
+    arena = Arena(PartitionedAllocator(ARENA, PARTITION))
+    sizes = {"1": 3, "2": 5, "3": 2}
+    assert arena.hold("a", {name: size * GRANULE_BYTES for name, size in sizes.items()}) is not None
+    assert [arena.extent(name).offset // GRANULE_BYTES for name in sizes] == [0, 3, 8]
+
+
+def test_blocks_that_do_not_fit_one_behind_the_other_fill_separate_ranges():
+    arena = Arena(PartitionedAllocator(PARTITION, PARTITION))
+    sizes = {name: size * GRANULE_BYTES for name, size in {"a": 3, "b": 2, "c": 5, "d": 6}.items()}
+    assert arena.hold("all", sizes) is not None
+    assert arena.hold("kept", {name: sizes[name] for name in "bd"}) == ()
+    assert set(arena.evict("all")) == {"a", "c"}
+    blocks = dict.fromkeys("efg", 2 * GRANULE_BYTES)
+    assert arena.hold("new", blocks) is not None
+    assert arena.free_bytes == 2 * GRANULE_BYTES
 
 
 def test_a_block_may_take_several_adjacent_chunks():

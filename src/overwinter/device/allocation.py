@@ -1,6 +1,6 @@
 """The position of a block in an arena, and the interface of what assigns it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -33,8 +33,8 @@ class Allocator(Protocol):
         """Return the offsets of new blocks of one function; None, without placing any, if they do not all fit."""
         ...
 
-    def free(self, offset: int) -> None:
-        """Forget the block at this offset."""
+    def free(self, offsets: Iterable[int]) -> None:
+        """Forget the blocks at these offsets."""
         ...
 
     def consolidate(self, largest: int = 0) -> list[Move]:

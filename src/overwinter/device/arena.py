@@ -61,7 +61,8 @@ class Arena:
 
     def evict(self, holder: str) -> tuple[Address, ...]:
         """Forget a holder, and the blocks that nobody else holds; return those."""
-        freed = []
+        freed: list[Address] = []
+        offsets: list[int] = []
         self._placed_at.pop(holder, None)
         for address in sorted(self._held.pop(holder, ())):
             self._holders[address].remove(holder)
@@ -69,8 +70,9 @@ class Arena:
                 del self._holders[address]
                 offset = self._extents.pop(address).offset
                 del self._at[offset]
-                self._allocator.free(offset)
+                offsets.append(offset)
                 freed.append(address)
+        self._allocator.free(offsets)
         return tuple(freed)
 
     def extent(self, address: Address) -> Extent:

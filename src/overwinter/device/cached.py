@@ -6,7 +6,7 @@ for a native free.
 """
 
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.partitions import rounded
@@ -35,16 +35,16 @@ class CachedAllocator(Allocator):
         for size in map(rounded, sizes):
             offset = self._place_block(size)
             if offset is None:
-                for each in placed:
-                    self.free(each)
+                self.free(placed)
                 return None
             self._blocks[offset] = size
             placed.append(offset)
         return placed
 
-    def free(self, offset: int) -> None:
-        """Keep the block's memory for another one of its size."""
-        self._cached.setdefault(self._blocks.pop(offset), []).append(offset)
+    def free(self, offsets: Iterable[int]) -> None:
+        """Keep the memory of these blocks for others of their sizes."""
+        for offset in offsets:
+            self._cached.setdefault(self._blocks.pop(offset), []).append(offset)
 
     def consolidate(self, largest: int = 0) -> list[Move]:
         """A cache never moves blocks."""

@@ -1,6 +1,6 @@
 """A function as a device runs it: its program, compiled once, and the position of each weight in a block."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -124,19 +124,21 @@ class DeviceFunction:
         """
         version = device.placement_version(self.name)
         if self._bound is None or self._bound[:2] != (device, version):
-            whole: dict[tuple[Address, torch.dtype], torch.Tensor] = {}
-            storages = {address: device.storage(address) for address in self.blocks}
-            for address, dtype in dict.fromkeys((view.address, view.dtype) for view in self._views):
-                count = storages[address].nbytes() // dtype.itemsize
-                empty = torch.empty(0, dtype=dtype, device=device.torch_device)
-                whole[address, dtype] = empty.set_(storages[address], 0, (count,), (1,))
             with torch.inference_mode():
-                weights = [
-                    whole[view.address, view.dtype].as_strided(view.shape, view.strides, view.offset)
-                    for view in self._views
-                ]
-            self._bound = device, version, weights
+                self._bound = device, version, list(self._on(device))
         return self._bound[2]
+
+    def _on(self, device: Device) -> Iterator[torch.Tensor]:
+        """Yield the weights. The first of a block and a datatype gets the block's storage, and the others view it."""
+        first: dict[tuple[Address, torch.dtype], torch.Tensor] = {}
+        for address, dtype, offset, shape, strides_ in self._views:
+            weight = first.get((address, dtype))
+            if weight is None:
+                weight = torch.empty(0, dtype=dtype, device=device.torch_device)
+                first[address, dtype] = weight.set_(device.storage(address), offset, shape, strides_)
+            else:
+                weight = weight.as_strided(shape, strides_, offset)
+            yield weight
 
 
 def _view(address: Address, offset: int, weight: Weight) -> _View:

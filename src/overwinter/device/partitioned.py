@@ -7,7 +7,7 @@ room, so that its eviction frees whole partitions. A block larger than a partiti
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from overwinter.device.allocation import Allocator, Move
 from overwinter.device.partitions import Buddies, Partition, Slots, Whole, rounded
@@ -43,44 +43,52 @@ class PartitionedAllocator(Allocator):
         fill the gaps. If that fails too, no new slots are made, because blocks of other sizes cannot use them.
         """
         sizes = [rounded(size) for size in sizes]
+        if sum(sizes) > self.free_bytes:
+            return None
         given = range(len(sizes))
         descending = sorted(given, key=lambda at: -sizes[at])
         attempts = ((given, self._common(sizes)), (descending, self._common(sizes)), (descending, set[int]()))
         placed = (self._place_all(sizes, order, common) for order, common in attempts)
         return next((each for each in placed if each is not None), None)
 
-    def _place_all(self, sizes: Sequence[int], order: Iterable[int], common: Collection[int]) -> list[int] | None:
+    def _place_all(self, sizes: Sequence[int], order: Sequence[int], common: Collection[int]) -> list[int] | None:
         """Place all blocks or none, in this order. New partitions for blocks of `common` sizes have slots."""
         left = sum(sizes)
-        placed: dict[int, int] = {}
+        placed: list[int] = []
         own: list[int] = []
-        for at in order:
-            size = sizes[at]
-            offset = self._place_block(size, size in common, own, left)
-            if offset is None:
-                for each in placed.values():
-                    self.free(each)
-                return None
-            placed[at] = offset
-            left -= size
-            if offset // self.partition_bytes not in own:
-                own.append(offset // self.partition_bytes)
-        return [placed[at] for at in range(len(sizes))]
+        for size, alike in groupby((sizes[at] for at in order), lambda size: size if size in common else None):
+            together = list(alike)
+            while together:
+                offsets = self._place_some(together, size is not None, own, left)
+                if not offsets:
+                    self.free(placed)
+                    return None
+                placed += offsets
+                left -= sum(together[: len(offsets)])
+                together = together[len(offsets) :]
+                if offsets[0] // self.partition_bytes not in own:
+                    own.append(offsets[0] // self.partition_bytes)
+        by_position = dict(zip(order, placed, strict=True))
+        return [by_position[at] for at in range(len(sizes))]
 
-    def free(self, offset: int) -> None:
-        """Forget the block at this offset; its partitions are free again if nothing else lies in them."""
-        start, stop = offset, offset + self._blocks.pop(offset)
-        while offset < stop:
-            index, inside = divmod(offset, self.partition_bytes)
-            part = min(stop - offset, self.partition_bytes - inside)
-            partition = self._partitions[index]
-            assert partition is not None, "a block lies in it"
-            partition.free(inside, part)
-            self._inside[index].remove(start)
-            self._used_bytes[index] -= part
-            if not self._used_bytes[index]:
-                self._partitions[index] = None
-            offset += part
+    def free(self, offsets: Iterable[int]) -> None:
+        """Forget the blocks at these offsets; their partitions are free again if nothing else lies in them."""
+        parts: dict[int, list[tuple[int, int]]] = {}
+        for start in offsets:
+            offset, stop = start, start + self._blocks.pop(start)
+            while offset < stop:
+                index, inside = divmod(offset, self.partition_bytes)
+                part = min(stop - offset, self.partition_bytes - inside)
+                self._inside[index].remove(start)
+                self._used_bytes[index] -= part
+                parts.setdefault(index, []).append((inside, part))
+                offset += part
+        for index, freed in parts.items():
+            partition = self._partitions[index] if self._used_bytes[index] else None
+            self._partitions[index] = partition
+            if partition is not None:
+                for inside, part in freed:
+                    partition.free(inside, part)
 
     def consolidate(self, largest: int = 0) -> list[Move]:
         """Move the blocks out of one partition, the one with least in it that can be vacated; or out of several
@@ -106,67 +114,70 @@ class PartitionedAllocator(Allocator):
             if count > 1 and size <= self.partition_bytes and 2 * size * count >= self.partition_bytes
         }
 
-    def _place_block(self, size: int, common: bool, own: Sequence[int], left: int) -> int | None:
-        """Place one block: beside the function's others, in a new partition if the rest of the function fills half of
-        one, in the fullest partition that has room, or in a new partition after all.
+    def _place_some(self, sizes: Sequence[int], slots: bool, own: Sequence[int], left: int) -> list[int]:
+        """Place as many of these blocks, from the first on, as fit beside the function's others; if the first does not,
+        in a new partition if the rest of the function fills half of one, in the fullest partition that has room, or in
+        a new partition after all.
         """
+        size = sizes[0]
         if size > self.partition_bytes:
             return self._place_large(size)
-        offset = self._place_in((index for index in own if not common or self._has_slots(index, size)), size)
         fills = 2 * left >= self.partition_bytes
-        if offset is None and fills:
-            offset = self._place_in_free(size, common)
-        if offset is None:
-            offset = self._place_in(self._by_use(self._in_use(size))[::-1], size)
-        if offset is None and not fills:
-            offset = self._place_in_free(size, common)
-        return offset
+        beside = (index for index in own if not slots or self._has_slots(index, size))
+        return (
+            self._place_in(beside, sizes)
+            or (self._place_in_free(sizes, slots) if fills else [])
+            or self._place_in(self._by_use(self._in_use(size))[::-1], sizes)
+            or ([] if fills else self._place_in_free(sizes, slots))
+        )
 
     def _has_slots(self, index: int, size: int) -> bool:
         partition = self._partitions[index]
         return isinstance(partition, Slots) and partition.slot_bytes == size
 
-    def _place_in(self, indices: Iterable[int], size: int) -> int | None:
-        """Place a block in the first of these partitions that has room."""
+    def _place_in(self, indices: Iterable[int], sizes: Sequence[int]) -> list[int]:
+        """Place some blocks, from the first on, in the first of these partitions that has room for it."""
         for index in indices:
             partition = self._partitions[index]
-            inside = None if partition is None else partition.take(size)
-            if inside is not None:
-                offset = index * self.partition_bytes + inside
-                self._blocks[offset] = size
-                self._inside[index].add(offset)
-                self._used_bytes[index] += size
-                return offset
-        return None
+            inside = [] if partition is None else partition.take(sizes)
+            if inside:
+                offsets = [index * self.partition_bytes + each for each in inside]
+                self._blocks.update(zip(offsets, sizes, strict=False))
+                self._inside[index].update(offsets)
+                self._used_bytes[index] += sum(sizes[: len(offsets)])
+                return offsets
+        return []
 
-    def _place_in_free(self, size: int, common: bool = False, without: Collection[int] = ()) -> int | None:
-        """Place a block in a free partition of the shortest range of free ones, so that larger blocks still fit."""
+    def _place_in_free(self, sizes: Sequence[int], slots: bool = False, without: Collection[int] = ()) -> list[int]:
+        """Place some blocks, from the first on, in a free partition of the shortest range of free ones, so that larger
+        blocks still fit.
+        """
         ranges = self._free_ranges(without)
         if not ranges:
-            return None
+            return []
         index = min(ranges, key=len)[0]
         whole = self.partition_bytes
-        self._partitions[index] = Slots(whole, size) if common else Buddies(whole)
-        return self._place_in((index,), size)
+        self._partitions[index] = Slots(whole, sizes[0]) if slots else Buddies(whole)
+        return self._place_in((index,), sizes)
 
-    def _place_large(self, size: int) -> int | None:
+    def _place_large(self, size: int) -> list[int]:
         """Place a block in adjacent partitions; others may lie behind its end in the last one."""
         count = -(-size // self.partition_bytes)
         start = self._range_start(count)
         if start is None:
-            return None
+            return []
         end = start + size // self.partition_bytes
         for index in range(start, end):
             self._partitions[index] = Whole()
         if size % self.partition_bytes:
             last = self._partitions[end] = Buddies(self.partition_bytes)
-            last.take(size % self.partition_bytes)
+            last.take([size % self.partition_bytes])
         offset = start * self.partition_bytes
         self._blocks[offset] = size
         for index in range(start, start + count):
             self._inside[index].add(offset)
             self._used_bytes[index] = min(self.partition_bytes, size - (index - start) * self.partition_bytes)
-        return offset
+        return [offset]
 
     def _range_start(self, count: int) -> int | None:
         """Return the first of `count` adjacent free partitions, at the end of the shortest range that has this many."""
@@ -192,17 +203,15 @@ class PartitionedAllocator(Allocator):
         moves: list[Move] = []
         for source in inside:
             size = self._blocks[source]
-            target = self._place_in(others, size)
-            if target is None and into_free:
-                target = self._place_in_free(size, without=indices)
-                others += [] if target is None else [target // self.partition_bytes]
-            if target is None:
-                for move in moves:
-                    self.free(move.target)
+            target = self._place_in(others, [size])
+            if not target and into_free:
+                target = self._place_in_free([size], without=indices)
+                others += [each // self.partition_bytes for each in target]
+            if not target:
+                self.free(move.target for move in moves)
                 return []
-            moves.append(Move(source, target, size))
-        for move in moves:
-            self.free(move.source)
+            moves.append(Move(source, target[0], size))
+        self.free(move.source for move in moves)
         return moves
 
     def _in_use(self, size: int = 0) -> list[int]:

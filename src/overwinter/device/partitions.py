@@ -3,8 +3,10 @@
 Offsets count from the start of the partition. Sizes are multiples of `GRANULE_BYTES`.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import inf
+from itertools import accumulate, takewhile
 from typing import Protocol
 
 GRANULE_BYTES = 4096
@@ -18,8 +20,10 @@ def rounded(nbytes: int) -> int:
 class Partition(Protocol):
     """A part of the arena in which blocks are placed."""
 
-    def take(self, nbytes: int) -> int | None:
-        """Return the offset of a new block, or None if it does not fit here."""
+    def take(self, sizes: Sequence[int]) -> list[int]:
+        """Return the offsets of new blocks: as many of the given ones, from the first on, as fit here one behind the
+        other. An empty list: the first does not fit.
+        """
         ...
 
     def free(self, offset: int, nbytes: int) -> None:
@@ -37,53 +41,62 @@ class Buddies:
         """`nbytes` is a power of two granules, of which those before `start` are not used."""
         self._top = (nbytes // GRANULE_BYTES).bit_length() - 1
         self._free: list[set[int]] = [set() for _ in range(self._top + 1)]
-        self._unfit: float = inf
-        """The least granules that are known not to fit until a block is freed."""
+        self._most = nbytes // GRANULE_BYTES
+        """The granules that a range of adjacent free chunks has at most, until a block is freed."""
         self._release(start // GRANULE_BYTES, nbytes // GRANULE_BYTES)
 
-    def take(self, nbytes: int) -> int | None:
-        """Return the offset of the lowest of the smallest free chunks that are large enough. If there is none, use the
-        start of the shortest range of adjacent free chunks that is large enough; None if there is none either.
-        """
-        granules = nbytes // GRANULE_BYTES
-        if granules >= self._unfit:
-            return None
-        order = (granules - 1).bit_length()
-        found = next((larger for larger in range(order, self._top + 1) if self._free[larger]), None)
-        if found is None:
-            return self._take_adjacent(granules)
-        start = min(self._free[found])
-        self._free[found].remove(start)
-        self._release(start + granules, start + (1 << found))
-        return start * GRANULE_BYTES
+    def take(self, sizes: Sequence[int]) -> list[int]:
+        """Place as many of these blocks as fit into one range of free memory: in the lowest of the smallest chunks that
+        are large enough for these, or else in the shortest such range of adjacent chunks.
 
-    def _take_adjacent(self, granules: int) -> int | None:
-        # A plain loop over a list: with generators, placing hundreds of blocks would delay a run by milliseconds.
-        free = [(start, start + (1 << order)) for order, starts in enumerate(self._free) for start in starts]
-        free.sort()
-        shortest, begin = inf, 0
-        longest = first = last = 0
-        for start, stop in (*free, (-1, -1)):
-            if start != last:
-                longest = max(longest, last - first)
-                if granules <= last - first < shortest:
-                    shortest, begin = last - first, first
-                first = start
-            last = stop
-        if shortest == inf:
-            self._unfit = longest + 1
-            return None
+        Hundreds of blocks placed one by one would delay a run by milliseconds.
+        """
+        stops = self._stops(sizes)
+        if stops and not self._chunks_for(stops[-1]):
+            self._most = max((stop - start for start, stop in self._ranges()), default=0)
+            stops = self._stops(sizes)
+        if not stops:
+            return []
+        begin = self._take(stops[-1])
+        return [(begin + start) * GRANULE_BYTES for start in (0, *stops[:-1])]
+
+    def _stops(self, sizes: Sequence[int]) -> list[int]:
+        """Return where each block ends, one behind the other, in granules, as long as a range may hold them."""
+        if sizes[0] > self._most * GRANULE_BYTES:
+            return []
+        stops = list(accumulate(size // GRANULE_BYTES for size in sizes))
+        return stops[: bisect_right(stops, self._most)]
+
+    def _chunks_for(self, granules: int) -> set[int]:
+        """Return the starts of the smallest free chunks that are large enough; empty: there is none."""
+        return next(filter(None, self._free[(granules - 1).bit_length() :]), set())
+
+    def _take(self, granules: int) -> int:
+        """Take so many granules of a range that has them; return their start."""
+        if chunks := self._chunks_for(granules):
+            begin = min(chunks)
+        else:
+            begin = min((stop - start, start) for start, stop in self._ranges() if stop - start >= granules)[1]
         end = begin + granules
-        for start, stop in free:
-            if begin <= start < end:
-                self._free[(stop - start).bit_length() - 1].remove(start)
-                if stop > end:
-                    self._release(end, stop)
-        return begin * GRANULE_BYTES
+        for order, starts in enumerate(self._free):
+            for start in [start for start in starts if begin <= start < end]:
+                starts.remove(start)
+                self._release(end, start + (1 << order))
+        return begin
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return the start and the stop of each range of adjacent free chunks, ascending."""
+        chunks = sorted((start, start + (1 << order)) for order, starts in enumerate(self._free) for start in starts)
+        ranges: list[tuple[int, int]] = []
+        for start, stop in chunks:
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]
+            ranges.append((start, stop))
+        return ranges
 
     def free(self, offset: int, nbytes: int) -> None:
         """Free a block."""
-        self._unfit = inf
+        self._most = 1 << self._top
         self._release(offset // GRANULE_BYTES, (offset + nbytes) // GRANULE_BYTES)
 
     def _release(self, start: int, stop: int) -> None:
@@ -112,11 +125,12 @@ class Slots:
         self._free = list(range(0, self._end, slot_bytes))
         self._rest = Buddies(nbytes, self._end)
 
-    def take(self, nbytes: int) -> int | None:
-        """Return the lowest free slot, if it is exactly as large as the block, or a place in the rest."""
-        if nbytes != self.slot_bytes or not self._free:
-            return self._rest.take(nbytes)
-        return heappop(self._free)
+    def take(self, sizes: Sequence[int]) -> list[int]:
+        """Place blocks of the slots' size in the lowest free slots, and others, or without a free slot, in the rest."""
+        if sizes[0] != self.slot_bytes or not self._free:
+            return self._rest.take(sizes)
+        fitting = takewhile(lambda size: size == self.slot_bytes, sizes[: len(self._free)])
+        return [heappop(self._free) for _ in fitting]
 
     def free(self, offset: int, nbytes: int) -> None:
         """Free a slot or a place in the rest."""
@@ -131,9 +145,9 @@ class Whole:
     adjacent ones.
     """
 
-    def take(self, nbytes: int) -> int | None:
+    def take(self, sizes: Sequence[int]) -> list[int]:
         """Nothing fits here."""
-        return None
+        return []
 
     def free(self, offset: int, nbytes: int) -> None:
         """Do nothing: the allocator frees the whole partition."""
