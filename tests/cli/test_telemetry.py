@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from overwinter.cli.device_tables import out_of_service
 from overwinter.cli.telemetry_tables import activity_table, explained_tables, usage_table
 from overwinter.scheduler.latency import SLOWDOWN_MAX
 
@@ -159,7 +160,11 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     assert "8 of the last 9 answers were in time; 4 more in time are required to meet the SLO" in shown
     assert "runs take 100 ms" in shown
     assert "cannot run" not in shown
+    assert "out of service" not in shown
     assert "shares workers" not in shown
+    out = {**pool, "out_of_service": ["virtual:1", "virtual:2"]}
+    shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": out})).split())
+    assert "out of service virtual:1, virtual:2" in shown
     unused = {**pool, "devices": [], "runs": {}, "hit_ratio": None, "moved_bytes": None, "required": -2.0}
     unused |= {"last_device": "", "no_device_reason": "no"}
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": unused})).split())
@@ -172,6 +177,14 @@ def test_an_explanation_tells_where_a_function_of_the_pool_runs_and_why_there() 
     shown = " ".join(text(*explained_tables({**EXPLAINED, "pool": {**pool, "slices": slices}})).split())
     assert "slice 1 2.0 KiB, on virtual:1; last device: it was there" in shown
     assert "slice 2 1 B, on no device; last device: none" in shown
+
+
+def test_a_device_that_is_out_of_service_is_named_with_its_failures_and_the_next_attempt() -> None:
+    good = {"name": "virtual:0", "state": "idle", "failures": 1, "fault": "a run hung", "backoff_s": 0.0}
+    out = {"name": "virtual:1", "state": "out", "failures": 3, "fault": "a run hung", "backoff_s": 12.5}
+    assert out_of_service([good, out]) == [
+        "device virtual:1 is out of service; it failed 3 times in a row: a run hung; next attempt in 12.5 s"
+    ]
 
 
 def test_an_explanation_of_a_function_for_workers_and_devices_tells_both_expected_times() -> None:

@@ -143,6 +143,7 @@ def test_a_device_whose_executor_never_starts_is_out_of_service_and_tried_again(
             world.ring()
         world.die(next(iter(world.starting)), reason="no memory")
     assert world.state.pool.devices["virtual:0"].state(world.now) == "out"
+    assert Published(world.scheduler.cycle).detail("f@1", world.now).pool.out_of_service == ["virtual:0"]
     refused = world.answers[world.arrive()]
     assert refused.error == "WorkerError"
     assert "virtual:0" in refused.message
@@ -152,6 +153,7 @@ def test_a_device_whose_executor_never_starts_is_out_of_service_and_tried_again(
     world.settle()
     assert isinstance(world.answers[request], Reply)
     assert world.state.pool.devices["virtual:0"].state(world.now) == "idle"
+    assert Published(world.scheduler.cycle).detail("f@1", world.now).pool.out_of_service == []
 
 
 @pytest.mark.parametrize(("others", "expected"), [(False, [1, 1, 2, 2]), (True, [1, 1, 1, 1])])

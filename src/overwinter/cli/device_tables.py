@@ -98,9 +98,19 @@ def _facts(device: Description) -> Iterator[tuple[str, str]]:
         brought = f", {size_text(run['missing_bytes'])} missing at its start" if run["missing_bytes"] else ""
         yield f"{name} running", f"{run['function']}, {requests}, for {run['seconds']:.2f} s so far{brought}"
     if device["failures"]:
-        retry = f"; next attempt in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
-        times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"
-        yield f"{name} failed", f"{times}: {device['fault']}{retry}"
+        yield f"{name} failed", _failure_text(device)
+
+
+def out_of_service(devices: Sequence[Description]) -> list[str]:
+    """Return a line for each device that is out of service."""
+    out = [each for each in devices if each["state"] == "out"]
+    return [f"device {each['name']} is out of service; it failed {_failure_text(each)}" for each in out]
+
+
+def _failure_text(device: Description) -> str:
+    retry = f"; next attempt in {device['backoff_s']:.1f} s" if device["backoff_s"] else ""
+    times = "once" if device["failures"] == 1 else f"{device['failures']} times in a row"
+    return f"{times}: {device['fault']}{retry}"
 
 
 def _resident_text(resident: Description) -> str:

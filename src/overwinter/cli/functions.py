@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @node_url
 @as_json
 def ps(tenant: str, url: str, as_json: bool) -> None:
-    """List every version of every function, and every pipeline.
+    """List every version of every function, and every pipeline; then the devices that are out of service.
 
     A node without tokens lists those of all tenants, unless --tenant names another than `default`. A terminal shows the
     columns that fit; a pipe and --json show all.
@@ -27,9 +27,11 @@ def ps(tenant: str, url: str, as_json: bool) -> None:
             [each for each in found if tenant in ("default", each["tenant"])]
             for found in (client.functions(), client.pipelines())
         )
+        devices = [] if as_json else client.devices()
     if as_json:
         print_json([*functions, *pipelines])
         return
+    from overwinter.cli.device_tables import out_of_service
     from overwinter.cli.list_tables import functions_table, pipelines_table
     from overwinter.cli.tables import show as show_table
 
@@ -41,6 +43,8 @@ def ps(tenant: str, url: str, as_json: bool) -> None:
         show_table(pipelines_table(pipelines, time.time()))
     if not functions and not pipelines:
         click.echo("no functions yet: deploy one with `overwinter deploy SOURCE --name NAME`")
+    for line in out_of_service(devices):
+        click.echo(line)
 
 
 @click.command()

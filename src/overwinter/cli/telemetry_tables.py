@@ -182,7 +182,8 @@ def _pool_facts(pool: Description) -> dict[str, str]:
     last = {"last device": pool["last_device"] or "none"}
     if slices := pool.get("slices"):
         last = {f"slice {number}": _slice_text(each) for number, each in enumerate(slices, 1)}
-    facts = {"runs on devices": f"{runs}{hits}{moved}", **last, **priority}
+    out = {"out of service": ", ".join(pool["out_of_service"])} if pool.get("out_of_service") else {}
+    facts = {"runs on devices": f"{runs}{hits}{moved}", **out, **last, **priority}
     return {"cannot run": pool["no_device_reason"], **facts} if pool["no_device_reason"] else facts
 
 

@@ -93,6 +93,8 @@ class PoolDetail(msgspec.Struct, frozen=True, kw_only=True):
     """The number of those within the SLO."""
     required: float
     """The further requests that it must answer in time to meet its SLO (Torpor's RRC); at most 0: it meets it."""
+    out_of_service: Sequence[DeviceId] = ()
+    """The devices that are out of service."""
     slices: Sequence[SliceDetail] = ()
     """The slices of its program in the order in which they run; empty: it is not cut. `last_device`,
     `answers`, `in_time` and `required` are those of the first slice.
@@ -164,7 +166,7 @@ def detail(cycle: Cycle, function: Function, versions: Versions, now: Seconds) -
         separate_part=function.separate_part,
         shared_time_ratio=family.trunks[function.trunk].sharing.time_ratio,
         workers=[_worker(worker, function.spec.id, now) for worker in workers_of(function)],
-        pool=_pool(cycle, on_pool),
+        pool=_pool(cycle, on_pool, now),
         last_choice="" if function.estimates is None else function.estimates.text(),
     )
 
@@ -178,7 +180,7 @@ def _measured(function: Function, on_pool: Sequence[Function]) -> Function | Non
     return on_pool[0] if len(on_pool) == 1 else None
 
 
-def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:
+def _pool(cycle: Cycle, parts: Sequence[Function], now: Seconds) -> PoolDetail | None:
     if not parts:
         return None
     slices = [_slice(cycle, part) for part in parts]
@@ -192,6 +194,7 @@ def _pool(cycle: Cycle, parts: Sequence[Function]) -> PoolDetail | None:
         answers=pooled.outcomes.count,
         in_time=pooled.outcomes.in_time,
         required=pooled.outcomes.required,
+        out_of_service=[name for name, device in cycle.state.pool.devices.items() if device.is_out(now)],
         slices=slices if len(slices) > 1 else (),
     )
 
