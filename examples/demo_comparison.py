@@ -55,8 +55,9 @@ class Verdict(NamedTuple):
     """The kind of the first request's start: "host" if it woke the function, "bound" if a worker of a sibling bound it.
     """
     first_seconds: float
+    """The latency of that request."""
     warm_seconds: float
-    """The latency of that request, and the median of those while the function is awake."""
+    """The median latency of the requests while the function is awake."""
 
     @property
     def agrees(self) -> bool:
@@ -111,6 +112,6 @@ def _difference(given: Array, expected: Array) -> float | None:
 
 
 def _outputs(rounds: Iterable[RecordingCall], function: str) -> list[Array]:
-    """Return all answers of a function, in order."""
+    """Return the output arrays of all answers of a function: answers in order, the arrays of each by name."""
     answers = [answer for recorded in rounds for answer in recorded.answers if answer.function == function]
     return [array for answer in answers for _, array in sorted(answer.outputs.items())]

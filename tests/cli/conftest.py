@@ -1,4 +1,4 @@
-"""Fixtures: one real node, started by the command itself, for all tests of the command line."""
+"""Fixtures: one real node, started by the command itself, which most tests of the command line share."""
 
 import json
 import signal
@@ -110,9 +110,9 @@ def serving(root: Path, *options: str) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deployer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with a deployer's files."""
-    root = tmp_path_factory.mktemp("workshop")
+    root = tmp_path_factory.mktemp("deployer")
     (root / "cli_scale.py").write_text(SOURCE)
     (root / "handler.py").write_text(HANDLER)
     (root / "words.txt").write_text("long short")
@@ -127,21 +127,21 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 @pytest.fixture
-def run(node: Serving, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a command in the workshop against the node and checks its `exit_code`."""
+def run(node: Serving, deployer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs a command in the deployer's directory against the node and checks its `exit_code`."""
     monkeypatch.setenv("OVERWINTER_URL", node.url)
-    return local_run(workshop, monkeypatch)
+    return local_run(deployer_dir, monkeypatch)
 
 
 @pytest.fixture
-def local(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Return a function that runs a command in the workshop, without a node."""
+def local(deployer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Return a function that runs a command in the deployer's directory, without a node."""
     monkeypatch.delenv("OVERWINTER_URL", raising=False)
-    return local_run(workshop, monkeypatch)
+    return local_run(deployer_dir, monkeypatch)
 
 
-def local_run(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(workshop)
+def local_run(deployer_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(deployer_dir)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def run(*arguments: str, exit_code: int = 0, text: str | None = None) -> Result:

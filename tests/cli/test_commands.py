@@ -71,16 +71,16 @@ def postprocess(outputs, inputs, state):
 """
 
 
-def test_a_missing_sample_is_reported_before_the_module_is_imported(run: Run, workshop: Path) -> None:
+def test_a_missing_sample_is_reported_before_the_module_is_imported(run: Run, deployer_dir: Path) -> None:
     result = run("deploy", "nowhere:model", "--name", "none", "--sample", "x=@none.npy", exit_code=1)
     assert "none.npy" in result.stderr
 
 
-def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> None:
+def test_a_file_that_is_more_than_data_needs_trust(run: Run, deployer_dir: Path) -> None:
     model = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
-    torch.export.save(model, workshop / "plain.pt2")
+    torch.export.save(model, deployer_dir / "plain.pt2")
     run("deploy", "plain.pt2", "--name", "plain")
-    with zipfile.ZipFile(workshop / "plain.pt2") as plain, zipfile.ZipFile(workshop / "evil.pt2", "w") as evil:
+    with zipfile.ZipFile(deployer_dir / "plain.pt2") as plain, zipfile.ZipFile(deployer_dir / "evil.pt2", "w") as evil:
         for name in plain.namelist():
             evil.writestr(name, pickle.dumps(Path("ran")) if "sample_inputs" in name else plain.read(name))
     result = run("deploy", "evil.pt2", "--name", "evil", exit_code=1).stderr
@@ -90,8 +90,8 @@ def test_a_file_that_is_more_than_data_needs_trust(run: Run, workshop: Path) -> 
     assert "--trust is for files and directories only" in refused
 
 
-def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, workshop: Path) -> None:
-    (workshop / "rows.py").write_text(NUMBERS)
+def test_a_handler_is_tried_on_a_sample_or_the_deploy_warns(run: Run, deployer_dir: Path) -> None:
+    (deployer_dir / "rows.py").write_text(NUMBERS)
     words = ("deploy", "cli_scale:model", "--name", "numbers", "--handler", "rows.py")
     doubted = run(*words)
     assert doubted.stderr.startswith("warning: ")
@@ -162,8 +162,8 @@ def test_one_command_removes_all_versions_after_the_user_confirms(run: Run) -> N
     run("rm", "leaving", "--yes", exit_code=1)
 
 
-def test_infer_prints_json_for_programs(run: Run, scale: str, workshop: Path) -> None:
-    numpy.save(workshop / "x.npy", numpy.array([[1, 2], [3, 4]], dtype="float32"))
+def test_infer_prints_json_for_programs(run: Run, scale: str, deployer_dir: Path) -> None:
+    numpy.save(deployer_dir / "x.npy", numpy.array([[1, 2], [3, 4]], dtype="float32"))
     version = json.loads(run("show", scale, "--json").stdout)["version"]
     results = json.loads(run("infer", f"{scale}@{version}", "-i", "x=@x.npy", "--json").stdout)
     assert (results["name"], results["version"]) == (scale, version)
@@ -187,9 +187,9 @@ def test_infer_prints_outputs_and_the_latency_for_people(run: Run, scale: str) -
     assert printed.splitlines()[-1].endswith(" ms")
 
 
-def test_infer_accepts_a_request_of_the_open_inference_protocol(run: Run, scale: str, workshop: Path) -> None:
+def test_infer_accepts_a_request_of_the_open_inference_protocol(run: Run, scale: str, deployer_dir: Path) -> None:
     request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [5, 6]}]}
-    (workshop / "request.json").write_text(json.dumps(request))
+    (deployer_dir / "request.json").write_text(json.dumps(request))
     assert "[[10, 60]]" in run("infer", scale, "--from", "request.json").stdout
 
 
@@ -237,13 +237,13 @@ def test_a_deploy_that_fails_reports_the_reason_and_registers_no_function(
     run("show", "never", exit_code=1)
 
 
-def test_a_deploy_shows_what_it_does_and_can_be_interrupted(node: Serving, workshop: Path) -> None:
+def test_a_deploy_shows_what_it_does_and_can_be_interrupted(node: Serving, deployer_dir: Path) -> None:
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "overwinter", "deploy", "cli_scale:waiting", "--name", "never", "--url", node.url]
     # A shell that runs the tests in the background ignores interrupts, and its children inherit this.
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=terminal, text=True, cwd=workshop, preexec_fn=heeds
+        command, stdout=subprocess.PIPE, stderr=terminal, text=True, cwd=deployer_dir, preexec_fn=heeds
     ) as process:
         os.close(terminal)
         shown = read_until(screen, "waiting here")

@@ -24,8 +24,8 @@ def preprocess(inputs, state):
 """
 
 
-def test_every_log_line_of_a_node_is_a_json_object(local: Run, workshop: Path, tmp_path: Path) -> None:
-    (workshop / "speaks.py").write_text(PRINTS)
+def test_every_log_line_of_a_node_is_a_json_object(local: Run, deployer_dir: Path, tmp_path: Path) -> None:
+    (deployer_dir / "speaks.py").write_text(PRINTS)
     memory = Path(tempfile.mkdtemp(prefix="overwinter-cli-tests-", dir="/dev/shm"))
     where = ["--port", "0", "--data", str(tmp_path / "data"), "--host-store", str(memory), "--no-profile-on-deploy"]
     command = [sys.executable, "-m", "overwinter", "serve", "--log-format", "json", *where]

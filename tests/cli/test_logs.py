@@ -20,9 +20,9 @@ WAIT_S = 20.0
 
 
 @pytest.fixture
-def talking(run: Run, workshop: Path) -> str:
+def talking(run: Run, deployer_dir: Path) -> str:
     """Deploy a function that prints without flushing, and return its name."""
-    (workshop / "prints.py").write_text(PRINTS)
+    (deployer_dir / "prints.py").write_text(PRINTS)
     run("deploy", "cli_scale:model", "--name", "talking", "--handler", "prints.py")
     return "talking"
 

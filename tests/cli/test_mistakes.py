@@ -62,9 +62,9 @@ def even_named():
 
 
 @pytest.fixture
-def mistakes(workshop: Path) -> str:
+def mistakes(deployer_dir: Path) -> str:
     """Write a module with invalid models."""
-    (workshop / "cli_mistakes.py").write_text(SOURCE)
+    (deployer_dir / "cli_mistakes.py").write_text(SOURCE)
     return "cli_mistakes"
 
 
@@ -104,29 +104,29 @@ def overwinter(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_example_of_the_wrong_shape_is_reported_with_the_line_of_the_model(
-    node: Serving, workshop: Path, mistakes: str
+    node: Serving, deployer_dir: Path, mistakes: str
 ) -> None:
-    made = overwinter("deploy", f"{mistakes}:ill_shaped", "--name", "never", "--url", node.url, at=workshop)
+    made = overwinter("deploy", f"{mistakes}:ill_shaped", "--name", "never", "--url", node.url, at=deployer_dir)
     assert made.returncode == 1
     assert len(made.stderr.splitlines()) == 1
     assert "pixels [batch, 3]" in made.stderr
     assert "cli_mistakes.py:11" in made.stderr
 
 
-def test_a_removal_without_a_terminal_needs_the_option_yes(node: Serving, workshop: Path, scale: str) -> None:
-    made = overwinter("rm", scale, "--url", node.url, at=workshop)
+def test_a_removal_without_a_terminal_needs_the_option_yes(node: Serving, deployer_dir: Path, scale: str) -> None:
+    made = overwinter("rm", scale, "--url", node.url, at=deployer_dir)
     assert made.returncode == 2
     assert scale in made.stderr
     assert "--yes" in made.stderr
-    assert overwinter("show", scale, "--url", node.url, at=workshop).returncode == 0
+    assert overwinter("show", scale, "--url", node.url, at=deployer_dir).returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [("cli_scale:model", "--name", "f", "--handler", "bad.py"), ("bad.toml",)])
 def test_a_file_that_is_not_text_is_refused(
-    node: Serving, local: Run, workshop: Path, arguments: tuple[str, ...]
+    node: Serving, local: Run, deployer_dir: Path, arguments: tuple[str, ...]
 ) -> None:
     for name in ("bad.py", "bad.toml"):
-        (workshop / name).write_bytes(b"\xff\xfe")
+        (deployer_dir / name).write_bytes(b"\xff\xfe")
     result = local("deploy", *arguments, "--url", node.url, exit_code=1).stderr
     assert result.startswith("error: bad.")
     assert "UTF-8" in result

@@ -26,9 +26,9 @@ y = "again:OUTPUT"
 
 
 @pytest.fixture
-def twice(run: Run, scale: str, workshop: Path) -> str:
+def twice(run: Run, scale: str, deployer_dir: Path) -> str:
     output = json.loads(run("show", scale, "--json").stdout)["outputs"][0]["name"]
-    (workshop / "twice.toml").write_text(TOML.replace("OUTPUT", output))
+    (deployer_dir / "twice.toml").write_text(TOML.replace("OUTPUT", output))
     return "twice.toml"
 
 
@@ -52,11 +52,13 @@ def test_a_pipeline_is_deployed_called_listed_shown_and_removed(run: Run, twice:
     run("rm", "scale", "--yes")
 
 
-def test_a_pipeline_that_cannot_be_deployed_is_refused_with_the_reason(run: Run, twice: str, workshop: Path) -> None:
+def test_a_pipeline_that_cannot_be_deployed_is_refused_with_the_reason(
+    run: Run, twice: str, deployer_dir: Path
+) -> None:
     failed = run("deploy", twice, "--name", "other", exit_code=2)
     assert "leave out the options for functions" in failed.stderr
     assert "Missing option '--name'" in run("deploy", "cli_scale:model", exit_code=2).stderr
-    (workshop / "wrong.toml").write_text((workshop / twice).read_text().replace("[outputs]", "[output]"))
+    (deployer_dir / "wrong.toml").write_text((deployer_dir / twice).read_text().replace("[outputs]", "[output]"))
     failed = run("deploy", "wrong.toml", exit_code=1)
     assert failed.stderr.startswith("error: the pipeline is not valid: ")
     assert "missing.toml: No such file" in run("deploy", "missing.toml", exit_code=1).stderr

@@ -15,12 +15,12 @@ def _own_path(local: Run) -> None:
     """Restore Python's search path after each test."""
 
 
-def test_a_callable_is_opened_with_or_without_dynamic_sizes(workshop: Path) -> None:
-    opened = open_source("cli_scale:model", workshop)
+def test_a_callable_is_opened_with_or_without_dynamic_sizes(deployer_dir: Path) -> None:
+    opened = open_source("cli_scale:model", deployer_dir)
     assert isinstance(opened, Opened)
     assert opened.dynamic is None
     assert export(*opened).program.inputs[0].shape == ("batch", 2)
-    fixed = open_source("cli_scale:fixed", workshop)
+    fixed = open_source("cli_scale:fixed", deployer_dir)
     assert isinstance(fixed, Opened)
     assert export(*fixed).program.inputs[0].shape == (1, 2)
 
@@ -51,10 +51,10 @@ def test_files_and_directories_are_not_opened_yet(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_a_source_is_refused_in_one_line(
-    workshop: Path, source: str, kind: type[OverwinterError], words: str
+    deployer_dir: Path, source: str, kind: type[OverwinterError], words: str
 ) -> None:
     with pytest.raises(kind, match=words) as caught:
-        open_source(source, workshop)
+        open_source(source, deployer_dir)
     assert "\n" not in str(caught.value)
 
 

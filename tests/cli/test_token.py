@@ -81,7 +81,7 @@ def test_an_invalid_command_changes_nothing(local: Run, data: Path, arguments: t
     assert not (data / FILE).exists()
 
 
-def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, workshop: Path, local: Run) -> None:
+def test_commands_use_a_token_and_a_node_asks_for_it(tmp_path: Path, deployer_dir: Path, local: Run) -> None:
     with serving(tmp_path) as node:
         where = ("--url", node.url)
         local("ps", *where)

@@ -38,7 +38,7 @@ def asks(*names: str) -> list[Order]:
 
 
 class Watched:
-    """A request whose orders are checked."""
+    """A request whose orders (what `step` returns) are checked."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.stages = pipeline.stages
@@ -49,8 +49,8 @@ class Watched:
         self.ends: list[Order | Disconnected] = []
 
     def tell(self, event: Event, now: float) -> None:
-        """Pass an event on. An event of a stage that is not in progress, or of a request that has ended, changes
-        nothing.
+        """Pass an event on, and check the orders and the state of the request. An event of a stage that is not in
+        progress, or of a request that has ended, changes nothing.
         """
         ends_stage = isinstance(event, Answered | Failed)
         known = event.stage in self.running if ends_stage else not self.ends
@@ -63,13 +63,13 @@ class Watched:
         orders = step(self.request, event, Seconds(now))
         assert known or orders == []
         for order in orders:
-            self._hold(order, event, now)
+            self._check_and_apply(order, event, now)
         assert self.request.over == bool(self.ends)
         assert list(self.request.running) == self.running
         if self.ends:
             assert self.running == []
 
-    def _hold(self, order: Order, event: Event, now: float) -> None:
+    def _check_and_apply(self, order: Order, event: Event, now: float) -> None:
         match order:
             case RunStage(name, stage, deadline):
                 assert not self.ends

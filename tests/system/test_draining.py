@@ -51,7 +51,7 @@ def stop_begun(node: NodeProcess) -> Iterator[httpx.Client]:
         try:
             return http.get("/v2/health/ready").json() == {"ready": False}
         except httpx.TransportError:
-            # The limit of the drain was short.
+            # With a short drain limit, the node may have ended already.
             return True
 
     with httpx.Client(base_url=node.url, timeout=20, trust_env=False) as http:
@@ -84,9 +84,9 @@ def test_open_requests_are_answered_and_new_ones_refused(make_node):
     wait_until(lambda: any("for 1 requests in progress" in line for line in node.said))
 
 
-@pytest.mark.parametrize(("bound", "again"), [("0.5", False), ("60", True)])
-def test_requests_beyond_the_drain_limit_or_at_a_second_signal_are_refused(make_node, bound, again):
-    node = make_node("--drain-s", bound)
+@pytest.mark.parametrize(("drain_s", "again"), [("0.5", False), ("60", True)])
+def test_requests_beyond_the_drain_limit_or_at_a_second_signal_are_refused(make_node, drain_s, again):
+    node = make_node("--drain-s", drain_s)
     deploy(node, "slow", handler=SLOW)
     asked = OpenRequest(node, LONG_S)
     with stop_begun(node):

@@ -1,5 +1,6 @@
-"""The last part of `kernel` and `spy`. A request is a JSON object: `way` names the attempt to make, and the other keys
-describe objects outside the sandbox.
+"""The common end of two hostile handlers: the deployed source is `kernel.py` or `spy.py`, followed by this file
+(`functions.source`). A request is a JSON object: `way` names the attempt to make, and the other keys describe objects
+outside the sandbox.
 
 The answer begins with "did: " if the attempt succeeded, and with "could not: " if it failed.
 """

@@ -1,9 +1,9 @@
-"""The memory of a device out of which other processes copy blocks, without asking its owner.
+"""The memory of a virtual device, out of which other processes copy blocks without asking its owner.
 
-It is a file that both map. A table behind the blocks has the position of each block that others may copy. The owner
-clears a block's entry before it writes anything else to the block's memory, and never waits. A process that has copied
-a block looks at its entry again, and the copy is void if the entry has changed. So no process waits for another, and
-one that ends does not disturb the others.
+It is a file that the owner and these processes map. A table behind the blocks has the position of each block that
+others may copy. The owner clears a block's entry before it writes anything else to the block's memory, and never waits.
+A process that has copied a block looks at its entry again, and the copy is void if the entry has changed. So no process
+waits for another, and one that ends does not disturb the others.
 """
 
 import fcntl
@@ -26,7 +26,8 @@ PROBES = 8
 _SEAL_FUTURE_WRITE = 0x10
 
 _ENTRY = struct.Struct("@QQQ64s")
-"""A number that no other entry has, or 0 if the slot is empty; the offset and size of the block in bytes; its address.
+"""A number that no other entry has, or 0 if the slot is empty; the offset and size of the block in bytes; its content
+address.
 """
 _WORDS = _ENTRY.size // 8
 
@@ -115,9 +116,11 @@ class Table:
         if slot is not None:
             self._numbers[slot * _WORDS] = 0
 
-    def clear_moved(self, extent: Callable[[Address], Extent]) -> list[Address]:
-        """Clear the entries of the blocks that are to be moved, and return these blocks."""
-        moved = [address for address, (_, old) in self._entered.items() if extent(address) != old]
+    def clear_moved(self, new_extent: Callable[[Address], Extent]) -> list[Address]:
+        """Clear the entries of the blocks that are to be moved, and return these blocks. `new_extent`: where a block
+        will lie.
+        """
+        moved = [address for address, (_, old) in self._entered.items() if new_extent(address) != old]
         for address in moved:
             self.clear(address)
         return moved

@@ -33,13 +33,14 @@ def check(cycle: Cycle) -> None:
         if function.waits_in == "devices":
             assert function.pool is not None
             at = cycle.timers.at("devices")
-            # A long step leaves all waiting functions to the next step; of those behind the first, a step tries a few.
+            # A step with many actions (`Cycle.is_long`) leaves the rest to the next one, for which the timer is due
+            # now. Of the functions behind each tenant's first ones, a step tries only some.
             if at is None or (id_ in first and at > cycle.now):
                 assert not could_begin(cycle, function), f"{id_} waits although a device that serves its owner is free"
     for device in pool.devices.values() if pool.waiting else ():
         at = cycle.timers.at("devices")
-        waits = device.executor is None and device.backoff_until > cycle.now
-        assert not waits or (at is not None and at <= device.backoff_until), "a device in backoff has no timer"
+        in_backoff = device.executor is None and device.backoff_until > cycle.now
+        assert not in_backoff or (at is not None and at <= device.backoff_until), "a device in backoff has no timer"
 
 
 def claims(cycle: Cycle) -> dict[Owner, Claim]:
@@ -58,9 +59,9 @@ def _check_executor(cycle: Cycle, device: Device) -> None:
         assert not device.residents, f"functions are resident on {name}, which has no executor"
         return
     assert (executor.run is None) == (executor.operation is None)
-    is_busy = executor.operation is not None or executor.stopping or executor.ready_at is None
+    needs_timer = not executor.stopping and (executor.operation is not None or executor.ready_at is None)
     at = cycle.timers.at(executor.id)
-    assert not is_busy or executor.stopping or at is not None, f"the executor of {name} has no timer"
+    assert not needs_timer or at is not None, f"the executor of {name} has no timer"
     assert device.residents.keys() <= executor.handed_over.keys(), (
         f"a function on {name} was not handed over to its executor"
     )
@@ -105,11 +106,11 @@ def waiting(cycle: Cycle) -> dict[FunctionId, list[str]]:
     return {each.spec.id: ["devices"] for each in cycle.state.pool.waiting}
 
 
-def check_exclusive(blocks: HeldBlocks, holders: Mapping[FunctionId, Mapping[Address, int]]) -> None:
+def check_exclusive(blocks: HeldBlocks, functions: Mapping[FunctionId, Mapping[Address, int]]) -> None:
     """Raise AssertionError unless the exclusive bytes and the number of references of these functions are right.
     Together they hold all blocks.
     """
-    for id_, sizes in holders.items():
+    for id_, sizes in functions.items():
         exclusive = sum(nbytes for address, nbytes in sizes.items() if blocks.holders[address] == 1)
         assert blocks.exclusive(id_) == exclusive, f"the exclusive bytes of {id_} are wrong"
-    assert blocks.references == sum(map(len, holders.values())), "the references to blocks are counted wrongly"
+    assert blocks.references == sum(map(len, functions.values())), "the references to blocks are counted wrongly"

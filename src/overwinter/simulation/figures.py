@@ -12,7 +12,7 @@ from overwinter.telemetry.report import Report
 
 MIB = 1 << 20
 BARS = 40
-"""The most functions and applications that are drawn by name; of more, the worst are drawn."""
+"""The most functions and applications (pipelines) that are drawn by name; of more, the worst are drawn."""
 SLOS = 6
 """The most SLOs that are marked one by one; of more, the range is marked."""
 STEP = 0.05
@@ -83,7 +83,7 @@ def _memory(report: Report, figure: Figure) -> None:
 def _attainment(report: Report, figure: Figure, target: float) -> None:
     axes = figure.add_subplot()
     every = {**report.functions, **report.applications}
-    with_slo = [(figures.attainment, name) for name, figures in every.items() if figures.attainment is not None]
+    with_slo = [(outcome.attainment, name) for name, outcome in every.items() if outcome.attainment is not None]
     worst = sorted(with_slo)[:BARS]
     lowest = min([target, *(share for share, _ in worst)])
     # A bar that ends where the axis begins would be invisible.
@@ -93,9 +93,9 @@ def _attainment(report: Report, figure: Figure, target: float) -> None:
     axes.bar(names, [share - least for share, _ in worst], bottom=least, label="attainment")
     axes.axhline(target, color="tab:red", linewidth=1, linestyle="--", label=f"target, {target:.4g}")
     axes.tick_params(axis="x", labelrotation=90)
-    named = "" if len(worst) == len(with_slo) else f", the worst {len(worst)} of {len(with_slo)}"
+    selection = "" if len(worst) == len(with_slo) else f", the worst {len(worst)} of {len(with_slo)}"
     top = 1 + (1 - least) / 100
-    axes.set(ylabel="requests within the SLO", title=f"SLO attainment{named}", ylim=(least, top))
+    axes.set(ylabel="requests within the SLO", title=f"SLO attainment{selection}", ylim=(least, top))
     axes.grid(alpha=0.3, axis="y")
     _legend(figure)
 

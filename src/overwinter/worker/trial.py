@@ -25,8 +25,7 @@ from overwinter.worker.values import TORCH_DTYPES, Value, encode_outputs
 GENERATED_S = 20
 """The time limit of a generated request: some handlers wait for data that it does not contain."""
 SAMPLES_S = 60
-"""The time limit of all samples together. A deploying client waits only a little longer for the node, and must still
-learn the reason.
+"""The time limit of all samples together. A client with the default timeout (75 s) must still learn the reason.
 """
 TEXT = b"a few words"
 
@@ -48,8 +47,8 @@ def run_on_zeros(runner: Runner) -> tuple[int, str]:
 
 
 def check_size(runner: Runner, output_bytes: int) -> None:
-    """Raise HandlerError if a program without a handler can answer no request, because its smallest answer has this
-    many bytes. A program with another dynamic size than the batch may have smaller answers than on its example.
+    """For a program without a handler: raise HandlerError if it can answer no request, because its smallest answer has
+    this many bytes. A program with another dynamic size than the batch may have smaller answers than on its example.
     """
     if output_bytes > ANSWER_BYTES_MAX and not runner.program.example.keys() - {BATCH}:
         raise HandlerError(
@@ -94,7 +93,7 @@ def _failure(runner: Runner, request: NamedValues) -> Failure | None:
     except OverwinterError as error:
         return Failure(type(error).__name__, str(error))
     except TimeoutError as error:
-        # The handler would have raised HandlerError.
+        # A timeout inside the handler becomes HandlerError, so this one occurred in the program.
         return Failure(ProgramError.__name__, str(error))
     return None
 
