@@ -55,15 +55,8 @@ def swaps(family: Family, first: Arrivals, *plans: Arrivals, **links: Any) -> li
     # A power of two that holds one function, with some space lost between blocks, and not two.
     memory_bytes = 1 << int(1.1 * family.nbytes).bit_length()
     pool = tuple(
-        structs.replace(
-            each,
-            bytes_per_s=BYTES_PER_S,
-            switch=links.get("switch", ""),
-            peers={other.name: PEER_BYTES_PER_S for other in devices(2, memory_bytes) if other.name != each.name}
-            if links.get("peers")
-            else {},
-        )
-        for each in devices(2, memory_bytes)
+        structs.replace(each, bytes_per_s=BYTES_PER_S, switch=links.get("switch", ""))
+        for each in devices(2, memory_bytes, PEER_BYTES_PER_S if links.get("peers") else None)
     )
     with pool_node(scheduling(pool)) as node:
         targets = deployed(node, family, FUNCTIONS)

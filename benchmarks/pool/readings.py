@@ -58,6 +58,7 @@ class Readings(msgspec.Struct):
             {
                 "runs on devices": len(self.runs),
                 "runs that brought blocks": self.swaps,
+                "runs that copied blocks from another device": sum(run.peer_bytes > 0 for run in self.runs),
                 "functions evicted from devices": sum(run.evicted for run in self.runs),
                 "runs whose blocks were not placed": sum(run.unplaced for run in self.runs),
                 "executors started": self.executors,

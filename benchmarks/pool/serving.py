@@ -25,16 +25,20 @@ LINK_BYTES_PER_S, LINK_LATENCY_S = 1e9, 1e-4
 """The links, so slow that a transfer takes about as long as a run on one core, as in `benchmarks.swap`."""
 
 
-def devices(count: int, memory_bytes: int) -> tuple[DeviceConfig, ...]:
-    """Describe equal virtual devices, each behind a slow link of its own."""
+def devices(count: int, memory_bytes: int, peer_bytes_per_s: float | None = None) -> tuple[DeviceConfig, ...]:
+    """Describe equal virtual devices, each behind a slow link of its own. `peer_bytes_per_s`: the bandwidth of the
+    links from each to each other one; None: there are none.
+    """
+    names = [DeviceId(f"virtual:{number}") for number in range(count)]
     return tuple(
         DeviceConfig(
-            name=DeviceId(f"virtual:{number}"),
+            name=name,
             memory_bytes=memory_bytes,
             bytes_per_s=LINK_BYTES_PER_S,
             latency_s=LINK_LATENCY_S,
+            peers={peer: peer_bytes_per_s for peer in names if peer_bytes_per_s and peer != name},
         )
-        for number in range(count)
+        for name in names
     )
 
 

@@ -1,5 +1,6 @@
 """The soak of `benchmarks.soak`, with functions of the pool on devices that hold only some of them at a time.
 
+The devices are linked, so blocks are copied from other devices, too, even while the executors there are killed.
 Executors are killed, and stopped (SIGSTOP): most continue after a while, some are stopped for TIMEOUT_S. No function
 allows batches, so every answer equals plain PyTorch's bit for bit. A request that waited for a stopped executor may
 time out; an outcome that comes too long after the timeout counts as `after_timeout`. Before the resources of the idle
@@ -26,6 +27,7 @@ from overwinter.core.devices import DeviceIsolation
 DEVICES = 4
 MEMORY_BYTES = 160 << 20
 SMALL_MEMORY_BYTES = 1 << 20
+PEER_BYTES_PER_S = 4e9
 MODELS = ("mlp", "textcnn", "lstm", "dssm", "mobilenet-v2", "minilm", "densenet169", "resnet50")
 KINDS = ("kill executor", "kill executor", "stop executor", "stop executor", "hang executor", "kill zygote")
 STOP_S = (0.5, 6.0)
@@ -112,7 +114,7 @@ def soak(
 ) -> dict[str, float]:
     """Run the soak; print its tables, and return its counts and what is left."""
     options = argparse.Namespace(functions=functions, models=models, small=small, rate=rate, seed=seed)
-    pool = devices(DEVICES, SMALL_MEMORY_BYTES if small else MEMORY_BYTES)
+    pool = devices(DEVICES, SMALL_MEMORY_BYTES if small else MEMORY_BYTES, PEER_BYTES_PER_S)
     scheduler = scheduling(pool, device_isolation=isolation)
     with pool_node(scheduler, unneeded_keep_s=float(UNNEEDED_S)) as node:
         done = PoolSoak(node, options)
@@ -122,4 +124,6 @@ def soak(
         if node.log is not None and "Traceback" in (text := node.log.read_text()):
             print(text[-8000:])
             figures["tracebacks"] = text.count("Traceback")
-    return {**figures, "after_timeout": done.counts["after_timeout"]}
+    copied = readings.counts["runs that copied blocks from another device"]
+    counted = {"after_timeout": done.counts["after_timeout"], "expired": len(done.expired), "copied_from_peers": copied}
+    return {**figures, **counted}

@@ -9,6 +9,7 @@ from benchmarks.fault_injection import Span
 from benchmarks.pool import __main__ as pool
 from benchmarks.pool.calls import poisson
 from benchmarks.pool.readings import DeviceRun, Readings, read, variance
+from benchmarks.pool.serving import devices
 from benchmarks.pool.soak import soak
 from overwinter.core.actions import Reply, RunOnDevice, StartExecutor
 from overwinter.core.config import SchedulerConfig
@@ -25,17 +26,26 @@ def test_a_journal_tells_what_each_device_did(tmp_path: Path) -> None:
         journal.record(1.0, Arrived(1, "f", None, None), [StartExecutor(1, "virtual:0"), StartExecutor(2, "virtual:1")])
         journal.record(2.0, WorkerReady(1), [RunOnDevice(1, "virtual:0", 1, "f@1", (1,), 30)])
         journal.record(2.5, WorkerReady(2), [RunOnDevice(2, "virtual:1", 2, "g@1", (2,), 10, ("h@1",))])
-        journal.record(4.0, RunEnded(1, 1, moved_bytes=30), [Reply(1, "f@1", "host")])
+        journal.record(4.0, RunEnded(1, 1, moved_bytes=30, peer_bytes=20), [Reply(1, "f@1", "host")])
         journal.record(5.0, RunEnded(2, 2, unplaced=True), [])
         journal.record(5.5, RunEnded(2, 9), [RunOnDevice(1, "virtual:0", 3, "f@1", (3,))])
         journal.record(6.0, WorkerExited(1, "WorkerError", "killed"), [])
         journal.record(7.0, Alarm(), [])
     found = read(place)
-    assert found.runs == [DeviceRun("virtual:0", 2.0, 4.0, 30, 0, False), DeviceRun("virtual:1", 2.5, 5.0, 0, 1, True)]
+    assert found.runs == [
+        DeviceRun("virtual:0", 2.0, 4.0, 30, 0, False, 20),
+        DeviceRun("virtual:1", 2.5, 5.0, 0, 1, True),
+    ]
     assert (found.executors, found.exits, found.swaps, found.moved_bytes) == (2, 1, 1, 30)
     assert found.busy_s(["virtual:0", "virtual:1", "virtual:2"]) == [2.0, 2.5, 0.0]
     assert found.counts["functions evicted from devices"] == found.counts["runs whose blocks were not placed"] == 1
+    assert found.counts["runs that copied blocks from another device"] == 1
     assert found.within(Span(2.2, 9.0)) == Readings(found.runs[1:], 2, 1)
+
+
+def test_devices_may_be_linked_to_each_other() -> None:
+    assert [each.peers for each in devices(2, 1 << 20)] == [{}, {}]
+    assert [each.peers for each in devices(2, 1 << 20, 5e9)] == [{"virtual:1": 5e9}, {"virtual:0": 5e9}]
 
 
 def test_the_variance_is_that_of_the_loads_over_the_largest() -> None:
@@ -81,4 +91,6 @@ def test_a_short_soak_finds_no_wrong_lost_or_late_answers_and_nothing_left_behin
     assert figures["requests"] > 40
     counted = ("wrong", "lost", "after_timeout", "descriptors", "processes", "shm_files")
     assert {key: figures[key] for key in counted} == dict.fromkeys(counted, 0)
+    assert figures["copied_from_peers"] > 0
+    assert figures["expired"] <= figures["refused"]
     assert "tracebacks" not in figures
