@@ -19,6 +19,7 @@ from overwinter.cli.serve import config_of, config_options, serve
 from overwinter.core.config import NodeConfig, RequestLimits, SchedulerConfig
 from overwinter.core.devices import GPU_PROCESS_BYTES, DeviceConfig, check_devices
 from overwinter.core.ids import DeviceId
+from overwinter.core.policies import Policy
 from overwinter.worker.gpu_files import gpus
 from tests.cli.conftest import Run, Serving, serving
 
@@ -36,7 +37,8 @@ def test_every_field_of_the_configuration_is_an_option() -> None:
     kinds = (NodeConfig, SchedulerConfig, RequestLimits)
     fields = {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
     of_devices = {f"device_{what}" for what in ("kind", "memory", "activations", "bandwidth", "peer_bandwidth")}
-    assert names == fields - {"scheduler", "requests"} | of_devices | {"devices_per_switch"}
+    of_devices |= {"devices_per_switch", "device_order", "device_binding", "device_eviction"}
+    assert names == fields - {"scheduler", "requests"} | of_devices
 
 
 def test_the_defaults_of_the_options_are_those_of_the_configuration() -> None:
@@ -101,6 +103,9 @@ def test_options_of_devices_apply_to_each_device() -> None:
         ("--device-bandwidth", "1GB"),
         ("--devices-per-switch", "2"),
         ("--device-peer-bandwidth", "50GB"),
+        ("--device-order", "rrc"),
+        ("--device-binding", "torpor"),
+        ("--device-eviction", "lru"),
     ],
 )
 def test_options_of_devices_are_refused_without_devices(option: str, value: str) -> None:
@@ -110,6 +115,14 @@ def test_options_of_devices_are_refused_without_devices(option: str, value: str)
         config("--devices", "0", option, value)
     switches = ("--devices-per-switch", "2") if option == "--device-peer-bandwidth" else ()
     assert len(config("--devices", "2", *switches, option, value).scheduler.devices) == 2
+
+
+def test_policies_for_devices_replace_those_of_the_named_policy() -> None:
+    torpor = ("--device-order", "rrc", "--device-binding", "torpor", "--device-eviction", "torpor")
+    policy = config("--devices", "1", "--policy", "separate", *torpor).scheduler.policy
+    expected = Policy(joins=False, device_order="rrc", device_binding="torpor", device_eviction="torpor")
+    assert policy == expected
+    assert config("--devices", "1", "--policy", "separate").scheduler.policy == "separate"
 
 
 def test_devices_share_switches_and_copy_from_each_other() -> None:

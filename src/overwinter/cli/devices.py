@@ -9,10 +9,27 @@ from msgspec import structs
 from overwinter.cli.options import byte_size, size_text
 from overwinter.core.devices import ACTIVATION_BYTES, DEVICE_BOUNDS, DeviceConfig, DeviceKind
 from overwinter.core.ids import DeviceId
+from overwinter.core.policies import DeviceBinding, DeviceEviction, DeviceOrder, Policy, policy_named
 
 DEVICES_MAX = 64
 MEMORY_BYTES = 1 << 30
 LINK_BYTES_PER_S = 12_000_000_000
+_POLICY = Policy()
+_DECISIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "device_order": (
+        get_args(DeviceOrder),
+        "Whose request gets the next free device. rrc: by the required request count, as in Torpor. fifo: by arrival. "
+        "due-time: by the SLO.",
+    ),
+    "device_binding": (
+        get_args(DeviceBinding),
+        "Which free device a request gets. missing-bytes: the one on which its run waits least for blocks. torpor: "
+        "Torpor's algorithm. random: one that has all blocks, or any. native, infless: always the same one; infless: "
+        "until the function was idle for its keep-alive.",
+    ),
+    "device_eviction": (get_args(DeviceEviction), "Which function is evicted from a full device."),
+}
+"""The decisions on devices for which a policy can be selected, each with its policies and a help text."""
 
 
 def device_options() -> list[click.Option]:
@@ -68,6 +85,12 @@ def device_options() -> list[click.Option]:
             default=None,
             help="Bytes per second from each device to each other one. [default: no links between devices]",
         ),
+        *(
+            click.Option(
+                [f"--{name.replace('_', '-')}"], type=click.Choice(choices), default=getattr(_POLICY, name), help=text
+            )
+            for name, (choices, text) in _DECISIONS.items()
+        ),
     ]
 
 
@@ -110,6 +133,14 @@ def devices_of(values: dict[str, Any]) -> tuple[DeviceConfig, ...]:
         )
         for number, device in enumerate(devices)
     )
+
+
+def policy_of(values: dict[str, Any]) -> str | Policy:
+    """Remove these options from `values`, and return the node's policy with the selected ones for devices."""
+    chosen = {name: values.pop(name) for name in _DECISIONS}
+    policy: str = values["policy"]
+    changed = structs.replace(policy_named(policy), **chosen)
+    return policy if changed == policy_named(policy) else changed
 
 
 def _check_defaults(values: dict[str, Any]) -> None:

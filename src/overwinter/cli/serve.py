@@ -8,7 +8,7 @@ from typing import Any, get_args
 import click
 import msgspec
 
-from overwinter.cli.devices import device_options, devices_of
+from overwinter.cli.devices import device_options, devices_of, policy_of
 from overwinter.cli.log_format import LogFormat, log, logging_to_stderr
 from overwinter.cli.options import as_json, byte_size, print_json, size_text
 from overwinter.core.bounds import Bounds
@@ -110,6 +110,7 @@ def config_options() -> list[click.Option]:
 def config_of(values: dict[str, Any]) -> NodeConfig:
     """Build the configuration from the options that `config_options` made."""
     values["devices"] = devices_of(values)
+    values["policy"] = policy_of(values)
     within: dict[str, Any] = {
         name: kind(**{field.name: values.pop(field.name) for field in msgspec.structs.fields(kind)})
         for name, kind in STRUCTS.items()
